@@ -1,0 +1,1 @@
+"""Hebbian fast weights: learning from one example."""

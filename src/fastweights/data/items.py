@@ -1,0 +1,125 @@
+"""What every dataset becomes: items sorted by class, and where each class begins.
+
+An `Items` is one split (train, val or test). Episodes are drawn as *positions* in it, by tensor operations on whatever
+device it lives on; `gather` turns positions into what a learner eats. Images are uint8 (height, width, channels), text
+is int32 tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PAD, UNKNOWN, BLANK = 0, 1, 2
+"""Token ids with a fixed meaning: padding behind a sentence, a word not to be seen, the word to be guessed."""
+
+
+@dataclass(frozen=True)
+class Items:
+    """One split of an image dataset; the base of every other kind of split."""
+
+    values: Tensor
+    """(items, height, width, channels) uint8, sorted by class."""
+    offsets: Tensor
+    """(classes + 1) int64: class c holds the positions offsets[c] up to offsets[c + 1]."""
+    names: tuple[str, ...] = ()
+    """The name of each class, for error messages and pictures."""
+
+    @property
+    def classes(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.offsets.diff()
+
+    @property
+    def device(self) -> torch.device:
+        return self.offsets.device
+
+    @property
+    def item_shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape[1:])
+
+    def gather(self, positions: Tensor) -> Tensor:
+        """The items at these positions (any shape): (*positions.shape, *item_shape)."""
+        return self.values[positions]
+
+    @property
+    def has_void_tasks(self) -> bool:
+        """Whether some draws of classes and items are not a task; `void` then says which."""
+        return False
+
+    def void(self, positions: Tensor) -> Tensor:
+        """Which tasks, given as positions (T, N, items per class), break a rule of the dataset: (T) bool."""
+        return torch.zeros(positions.shape[0], dtype=torch.bool, device=positions.device)
+
+    def to(self, device: torch.device | str) -> "Items":
+        """The same items on another device. A memory-mapped array is read here, once."""
+        return replace(self, values=self.values.to(device), offsets=self.offsets.to(device))
+
+
+@dataclass(frozen=True)
+class TextItems(Items):
+    """One split of a missing-word dataset: an item is a sentence with one of its words blanked.
+
+    `values` holds each sentence once, (sentences, length) int32, whole; an item names a sentence and the word to blank,
+    so a sentence that serves many words costs its tokens once.
+    """
+
+    sentence_of: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """(items) int64: the row of `values` that an item shows."""
+    target_of: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
+    """(items) int32: the token that is blanked in it, at every place where it stands."""
+    visible: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
+    """(vocabulary) int32: the token shown in a context for each token; UNKNOWN for words held out."""
+
+    def gather(self, positions: Tensor) -> Tensor:
+        whole = self.values[self.sentence_of[positions]]
+        target = self.target_of[positions].unsqueeze(-1)
+        return torch.where(whole == target, BLANK, self.visible[whole.long()])
+
+    @property
+    def has_void_tasks(self) -> bool:
+        return True
+
+    def void(self, positions: Tensor) -> Tensor:
+        """A task is void if a sentence holds another of its words, or serves twice."""
+        tasks, way, each = positions.shape
+        sentence = self.sentence_of[positions]
+        words = self.target_of[positions[:, :, 0]]
+        holds = self.values[sentence].unsqueeze(-1) == words.view(tasks, 1, 1, 1, way)
+        holds = holds.any(-2)  # (tasks, way, each, way): does this sentence hold that word?
+        others = ~torch.eye(way, dtype=torch.bool, device=positions.device).unsqueeze(1)
+        order = sentence.view(tasks, way * each).sort(-1).values
+        twice = (order[:, 1:] == order[:, :-1]).any(-1)
+        return (holds & others).flatten(1).any(-1) | twice
+
+    def to(self, device: torch.device | str) -> "TextItems":
+        moved = ("values", "offsets", "sentence_of", "target_of", "visible")
+        return replace(self, **{name: getattr(self, name).to(device) for name in moved})
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A named benchmark, ready to draw tasks from."""
+
+    name: str
+    """As on the command line: strokes, omniglot, ..."""
+    splits: Mapping[str, Items]
+    """train, val and test; their classes are disjoint."""
+    content_hash: str
+    """SHA-256 over the prepared arrays: two runs with the same hash saw the same data."""
+    variant: str = ""
+    """Which of several official splits or protocols; empty where there is only one."""
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    """Everything that was written down when the dataset was prepared."""
+    folder: Path | None = None
+    """Where the prepared arrays lie."""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}:{self.variant}" if self.variant else self.name

@@ -1,0 +1,104 @@
+"""The prepared form of a dataset on disk: one .npy file per array, memory-mapped, and a manifest that says what it is.
+
+A prepared folder appears whole or not at all: it is written beside its place and renamed into it. Two processes that
+prepare the same thing at once both succeed; the second one's work is thrown away.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastweights.errors import UserError
+
+FORMAT = 1
+"""Raised when the layout of prepared folders changes; older folders are then prepared anew."""
+MANIFEST = "manifest.json"
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def default_data_root() -> Path:
+    """FASTWEIGHTS_DATA, or a folder in the user's cache."""
+    named = os.environ.get("FASTWEIGHTS_DATA")
+    return Path(named) if named else user_cache()
+
+
+def user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastweights"
+
+
+def prepared_folder(root: Path, name: str) -> Path:
+    """Where the prepared form of a dataset belongs: below the data root, or in the user's cache if that is read-only."""
+    existing = next((p for p in (root, *root.parents) if p.exists()), root)
+    base = root if os.access(existing, os.W_OK) else user_cache()
+    return base / "prepared" / name
+
+
+def content_hash(arrays: Arrays) -> str:
+    """SHA-256 over names, types, shapes and bytes of the arrays, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}:{array.dtype.str}:{array.shape}:".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def save(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
+    """Write a prepared folder in one piece; `content_hash` and `format` are added to the manifest."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, array in arrays.items():
+            np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+        whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
+        (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False))
+        draft.chmod(0o755)
+        _put_in_place(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _put_in_place(draft: Path, folder: Path) -> None:
+    try:
+        draft.rename(folder)
+    except OSError:
+        if is_prepared(folder):  # another process was quicker, with the same contents
+            return
+        shutil.rmtree(folder, ignore_errors=True)  # of an older format, or not ours at all
+        draft.rename(folder)
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a prepared folder; None where there is none that this version can read."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
+
+
+def is_prepared(folder: Path) -> bool:
+    return read_manifest(folder) is not None
+
+
+def load_array(folder: Path, name: str) -> Tensor:
+    """One array of a prepared folder as a tensor over memory-mapped pages: opening it reads nothing.
+
+    Mapped copy-on-write, since torch wants writable memory: nothing that is done to the tensor reaches the file.
+    """
+    try:
+        return torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder / (name + '.npy')} cannot be read ({error}); delete {folder} to prepare it anew."
+        ) from None

@@ -1,0 +1,141 @@
+"""Tasks: T of them drawn at once by tensor operations, with no Python per image or per task.
+
+Training tasks come from torch's generator, which the training loop seeds anew for each step, so that they are a function
+of (seed, step). Evaluation tasks are a function of (dataset, split, way, shot, seed) alone: they are drawn on the CPU in
+chunks of fixed size, so neither the learner, the device, the batch size nor the number of queries changes them.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fastweights.data.items import Dataset, Items
+from fastweights.errors import UserError
+
+CHUNK = 100
+"""Evaluation tasks are drawn this many at a time; changing it changes every evaluation task."""
+SPARE = 16
+"""Candidate tasks drawn beyond twice the number wanted, where a dataset may declare some of them void."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """T tasks of N classes, K examples to learn each from and Q to recognise; items lie class by class."""
+
+    support_x: Tensor
+    """(T, N*K, *item)"""
+    support_y: Tensor
+    """(T, N*K) int64, labels 0 .. N-1"""
+    query_x: Tensor
+    """(T, N*Q, *item)"""
+    query_y: Tensor
+    """(T, N*Q)"""
+    way: int
+    """N, known without looking into the labels"""
+
+    @property
+    def tasks(self) -> int:
+        return self.support_x.shape[0]
+
+    def map_x(self, change: Callable[[Tensor], Tensor]) -> "Episode":
+        """The same tasks with their items changed (augmented, cast, ...), support and queries alike."""
+        return replace(self, support_x=change(self.support_x), query_x=change(self.query_x))
+
+    def __getitem__(self, tasks: slice) -> "Episode":
+        return Episode(self.support_x[tasks], self.support_y[tasks], self.query_x[tasks], self.query_y[tasks], self.way)
+
+
+class EpisodeSampler:
+    """Draws tasks of `way` classes with `shot` labelled examples and `queries` questions per class."""
+
+    def __init__(self, items: Items, way: int, shot: int, queries: int) -> None:
+        for name, value in {"way": way, "shot": shot, "queries": queries}.items():
+            if value < 1:
+                raise UserError(f"--{name} must be at least 1, not {value}.")
+        if way > items.classes:
+            raise UserError(f"{way} classes a task were asked for, but the split has only {items.classes}.")
+        self.items, self.way, self.shot, self.queries = items, way, shot, queries
+        sizes = items.sizes.tolist()
+        self._largest_class = max(sizes)
+        self._refuse_small_classes(sizes)
+
+    def _refuse_small_classes(self, sizes: list[int]) -> None:
+        needed = self.shot + self.queries
+        short = [c for c, size in enumerate(sizes) if size < needed]
+        if not short:
+            return
+        listed = ", ".join(f"{self.items.names[c] if self.items.names else c} ({sizes[c]})" for c in short[:5])
+        more = f" and {len(short) - 5} more" if len(short) > 5 else ""
+        raise UserError(
+            f"{self.shot} shots + {self.queries} queries need {needed} items in every class, but too few are in "
+            f"{listed}{more}; add items, or ask for fewer shots or queries."
+        )
+
+    def draw(self, tasks: int, generator: torch.Generator | None = None) -> Episode:
+        """Draw tasks on the device of the items."""
+        return self.episode(self.positions(tasks, generator))
+
+    def positions(self, tasks: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw tasks as positions (T, N, K + Q) in the items: distinct classes, distinct items, in random order."""
+        if not self.items.has_void_tasks:
+            return self.positions_within(self.draw_classes(tasks, generator), generator)
+        drawn = self.positions_within(self.draw_classes(2 * tasks + SPARE, generator), generator)
+        valid_first = self.items.void(drawn).to(torch.uint8).argsort(stable=True)
+        return drawn[valid_first[:tasks]]
+
+    def draw_classes(self, tasks: int, generator: torch.Generator | None = None) -> Tensor:
+        """(T, N) distinct classes for each task, in random order."""
+        keys = torch.rand(tasks, self.items.classes, generator=generator, device=self.items.device)
+        return keys.topk(self.way).indices
+
+    def positions_within(self, classes: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw K + Q distinct items of each of the given classes (T, N): positions (T, N, K + Q)."""
+        keys = torch.rand(*classes.shape, self._largest_class, generator=generator, device=classes.device)
+        beyond = torch.arange(self._largest_class, device=classes.device) >= self.items.sizes[classes].unsqueeze(-1)
+        within = keys.masked_fill_(beyond, -1.0).topk(self.shot + self.queries).indices
+        return self.items.offsets[classes].unsqueeze(-1) + within
+
+    def episode(self, positions: Tensor) -> Episode:
+        """Fetch the items of tasks given as positions (T, N, K + Q), on the device of the items."""
+        tasks = positions.shape[0]
+        positions = positions.to(self.items.device)
+        support, query = positions.split([self.shot, self.queries], dim=-1)
+        labels = torch.arange(self.way, device=positions.device)
+        return Episode(
+            support_x=self.items.gather(support.flatten(1)),
+            support_y=labels.repeat_interleave(self.shot).expand(tasks, -1),
+            query_x=self.items.gather(query.flatten(1)),
+            query_y=labels.repeat_interleave(self.queries).expand(tasks, -1),
+            way=self.way,
+        )
+
+
+class EvaluationTasks:
+    """The tasks on which learners are compared: the same for every learner, device and batch size.
+
+    Iterating yields positions (up to CHUNK tasks at a time, on the CPU) for `EpisodeSampler.episode`. Asking for more
+    tasks only adds to the end of the list; asking for more queries leaves classes and support as they are.
+    """
+
+    def __init__(
+        self, dataset: Dataset, split: str, *, way: int, shot: int, queries: int, tasks: int, seed: int = 0
+    ) -> None:
+        self.name = f"{dataset.full_name}/{split}/{way}-way/{shot}-shot/seed-{seed}"
+        self.tasks = tasks
+        self.sampler = EpisodeSampler(dataset.splits[split].to("cpu"), way, shot, queries)
+
+    def __len__(self) -> int:
+        return self.tasks
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for first in range(0, self.tasks, CHUNK):
+            generator = torch.Generator().manual_seed(seed_of(f"{self.name}/{first}"))
+            yield self.sampler.positions(CHUNK, generator)[: self.tasks - first]
+
+
+def seed_of(name: str) -> int:
+    """A generator seed that any change of the name changes: SHA-256, cut to what torch takes."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
