@@ -1,7 +1,7 @@
 """Tasks: T of them drawn at once by tensor operations, with no Python per image or per task.
 
-Training tasks come from torch's generator, which the training loop seeds anew for each step, so that they are a function
-of (seed, step). Evaluation tasks are a function of (dataset, split, way, shot, seed) alone: they are drawn on the CPU in
+Training tasks come from torch's generator, which the training loop seeds anew for each step: they are a function of
+(seed, step). Evaluation tasks are a function of (dataset, split, way, shot, seed) alone: they are drawn on the CPU in
 chunks of fixed size, so neither the learner, the device, the batch size nor the number of queries changes them.
 """
 
