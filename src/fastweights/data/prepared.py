@@ -61,7 +61,7 @@ def save(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
             np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
         whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
-        (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False))
+        (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
         draft.chmod(0o755)
         _put_in_place(draft, folder)
     finally:
@@ -81,7 +81,7 @@ def _put_in_place(draft: Path, folder: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a prepared folder; None where there is none that this version can read."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None

@@ -1,0 +1,18 @@
+"""Where prepared folders lie, and that their manifests are read as they were written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fastweights.data.prepared import read_manifest
+
+
+def test_manifest_does_not_depend_on_the_locale(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from fastweights.data.prepared import save;"
+    code += "save(Path(sys.argv[1]), {}, {'class': '\\u30a2'})"
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "set")], env=environment, check=True)
+    manifest = read_manifest(tmp_path / "set")
+    assert manifest is not None
+    assert manifest["class"] == "ア"
