@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fastweights.data.prepared import read_manifest
+import pytest
+
+from fastweights.data.prepared import prepared_folder, read_manifest, save
 
 
 def test_manifest_does_not_depend_on_the_locale(tmp_path: Path) -> None:
@@ -16,3 +18,12 @@ def test_manifest_does_not_depend_on_the_locale(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "set")
     assert manifest is not None
     assert manifest["class"] == "ア"
+
+
+def test_read_only_root_keeps_what_is_prepared_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "root"
+    save(prepared_folder(root, "old"), {}, {})
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert prepared_folder(root, "old") == root / "prepared" / "old"
+    assert prepared_folder(root, "new") == tmp_path / "cache" / "fastweights" / "prepared" / "new"

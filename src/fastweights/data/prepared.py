@@ -37,7 +37,9 @@ def user_cache() -> Path:
 
 
 def prepared_folder(root: Path, name: str) -> Path:
-    """Where a prepared dataset belongs: below the data root, or in the user's cache if that is read-only."""
+    """Where a prepared dataset lies or belongs: below the data root, or in the user's cache if that is read-only."""
+    if is_prepared(root / "prepared" / name):
+        return root / "prepared" / name
     existing = next((p for p in (root, *root.parents) if p.exists()), root)
     base = root if os.access(existing, os.W_OK) else user_cache()
     return base / "prepared" / name
