@@ -37,7 +37,9 @@ def user_cache() -> Path:
 
 
 def prepared_folder(root: Path, name: str) -> Path:
-    """Where a prepared dataset belongs: below the data root, or in the user's cache if that is read-only."""
+    """Where a prepared dataset lies or belongs: below the data root, or in the user's cache if that is read-only."""
+    if is_prepared(root / "prepared" / name):
+        return root / "prepared" / name
     existing = next((p for p in (root, *root.parents) if p.exists()), root)
     base = root if os.access(existing, os.W_OK) else user_cache()
     return base / "prepared" / name
@@ -61,7 +63,7 @@ def save(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
         for name, array in arrays.items():
             np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
         whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
-        (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False))
+        (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
         draft.chmod(0o755)
         _put_in_place(draft, folder)
     finally:
@@ -81,7 +83,7 @@ def _put_in_place(draft: Path, folder: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a prepared folder; None where there is none that this version can read."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
