@@ -29,6 +29,13 @@ class Learner(nn.Module):
         """Prediction phase: items (T, q, *item) become logits (T, q, N)."""
         raise NotImplementedError
 
+    def recall(self, state: State, query_x: Tensor) -> Tensor | None:
+        """How strongly the memory associates items (T, q, *item) with each class: (T, q, N).
+
+        For looking at; None for learners that keep nothing of the kind.
+        """
+        return None
+
     def forward(self, episode: Episode) -> Tensor:
         """Both phases, as in training: logits (T, N*Q, N)."""
         return self.predict(self.describe(episode.support_x, episode.support_y, episode.way), episode.query_x)

@@ -41,6 +41,11 @@ class FastWeights(Learner):
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         return self.answer(state, self.embed(query_x))
 
+    def recall(self, state: State, query_x: Tensor) -> Tensor:
+        assert self.hidden.rule is not None
+        association = self.hidden.rule.read(part(state, "hidden"), self.embed(query_x))
+        return self._bound(state, association)
+
     def forward(self, episode: Episode) -> Tensor:
         keys, queries = self.embed_both(episode)
         return self.answer(self.bind(keys, episode.support_y, episode.way), queries)
@@ -57,9 +62,12 @@ class FastWeights(Learner):
     def answer(self, state: State, queries: Tensor) -> Tensor:
         """Logits (T, q, N) of keys (T, q, D) read against the memory."""
         hidden = self.hidden(queries, part(state, "hidden"))
-        logits = self.output(hidden, {})
-        slots = state["slots"]
-        return logits.gather(2, slots.unsqueeze(1).expand(-1, logits.shape[1], -1))
+        return self._bound(state, self.output(hidden, {}))
+
+    @staticmethod
+    def _bound(state: State, per_slot: Tensor) -> Tensor:
+        """Of numbers for every label slot (T, q, C), those of the slots that the task's classes are bound to."""
+        return per_slot.gather(2, state["slots"].unsqueeze(1).expand(-1, per_slot.shape[1], -1))
 
     def _draw_slots(self, tasks: int, way: int, device: torch.device) -> Tensor:
         """(T, N): the label slot that each class of a task is bound to; random in training, the first N after it."""
