@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,7 +16,8 @@ from fastweights.learners.base import Learner
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 RIGHT, WRONG = "#2a7d2e", "#c62828"
-CARDS_PER_ROW = 5
+MOST_COLUMNS = 6
+"""A task of more classes than this wraps its queries; otherwise each stands in its class's column."""
 
 
 def draw_task(learner: Learner, episode: Episode, path: Path, title: str = "") -> float:
@@ -41,28 +42,30 @@ def letters(count: int) -> list[str]:
 
 def _figure(task: Episode, answers: Tensor, right: Tensor, recalled: Tensor | None, title: str) -> Figure:
     names, colours = letters(task.way), [COLOURS[i % len(COLOURS)] for i in range(task.way)]
-    shot = task.support_x.shape[1] // task.way
+    shot, cards = task.support_x.shape[1] // task.way, task.query_x.shape[1]
     shots_shown = min(shot, 3)
-    cards = task.query_x.shape[1]
-    rows = -(-cards // CARDS_PER_ROW)
-    figure = Figure(figsize=(10, 1.0 + 1.25 * shots_shown + 1.25 * rows), layout="constrained")
+    columns = min(task.way, MOST_COLUMNS)
+    rows = -(-cards // columns)
+    figure = Figure(figsize=(2 * columns, 1.1 + 1.3 * (shots_shown + rows)), layout="constrained")
     FigureCanvasAgg(figure)
     score = f"{int(right.sum())} of {cards} right"
     figure.suptitle(f"{title}  ·  {score}" if title else score, fontsize=13)
-    above, below = figure.subfigures(2, 1, height_ratios=[1.25 * shots_shown + 0.3, 1.25 * rows + 0.3])
-    _draw_support(above.subplots(shots_shown, task.way, squeeze=False), task, shot, names, colours)
-    above.suptitle(f"shown {'once' if shot == 1 else f'{shot} times'}", fontsize=10, color="#555555")
-    below.suptitle("asked: answer, and what the memory returned for each class", fontsize=10, color="#555555")
-    grid = below.add_gridspec(rows, 2 * CARDS_PER_ROW)
-    for i in range(cards):
-        row, column = divmod(i, CARDS_PER_ROW)
-        _draw_answer(below.add_subplot(grid[row, 2 * column]), task.query_x[0, i], names[answers[i]], bool(right[i]))
+    halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 * shots_shown + 0.3, 1.3 * rows + 0.3])
+    _draw_support(halves[0].subplots(shots_shown, task.way, squeeze=False), task, shot, names, colours)
+    halves[0].suptitle(f"shown {'once' if shot == 1 else f'{shot} times'}", fontsize=10, color="#555555")
+    halves[1].suptitle("asked: the answer, and what the memory returned for each class", fontsize=10, color="#555555")
+    grid = halves[1].add_gridspec(rows, 2 * columns)
+    by_column = torch.arange(cards).view(task.way, -1).T.flatten() if columns == task.way else torch.arange(cards)
+    for place, i in enumerate(by_column.tolist()):
+        row, column = divmod(place, columns)
+        card = halves[1].add_subplot(grid[row, 2 * column])
+        _draw_answer(card, task.query_x[0, i], names[int(answers[i])], bool(right[i]))
         if recalled is not None:
-            _draw_recall(below.add_subplot(grid[row, 2 * column + 1]), recalled[i], names, colours)
+            _draw_recall(halves[1].add_subplot(grid[row, 2 * column + 1]), recalled[i], names, colours)
     return figure
 
 
-def _draw_support(axes: np.ndarray, task: Episode, shot: int, names: Sequence[str], colours: Sequence[str]) -> None:
+def _draw_support(axes: Any, task: Episode, shot: int, names: Sequence[str], colours: Sequence[str]) -> None:
     for label in range(task.way):
         of_class = (task.support_y[0] == label).nonzero().flatten()
         for row in range(len(axes)):
