@@ -15,7 +15,8 @@ import torch
 from fastweights import checkpoint
 from fastweights.errors import UserError
 from fastweights.logs import JsonlLog
-from fastweights.training import CHECKPOINT, LOG, MODEL, Training, learning_rate, resume
+from fastweights.steps import learning_rate
+from fastweights.training import CHECKPOINT, LOG, MODEL, Training, resume
 
 
 class Lines(list):

@@ -20,6 +20,7 @@ from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate as run_evaluation
 from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensorboard_is_installed
+from fastweights.precision import choose_precision
 from fastweights.presets import preset
 from fastweights.settings import TrainSettings
 from fastweights.training import CHECKPOINT, LOG, MODEL, Outcome, Training, resume
@@ -36,6 +37,7 @@ VariantOption = Annotated[str, typer.Option(help="Which split or protocol, where
 RootOption = Annotated[
     Path | None, typer.Option(help="Where datasets lie. [default: $FASTWEIGHTS_DATA or the user's cache]")
 ]
+PrecisionOption = Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU that has it.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto: a GPU if there is one.")]
 
 
@@ -65,6 +67,7 @@ def train(
     test_tasks: Annotated[int | None, typer.Option(help="Tasks of the test at the end. [default: 600]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seeds weights and training tasks. [default: 0]")] = None,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/DATASET-LEARNER-...]")] = None,
     resume_run: Annotated[
         bool,
@@ -93,6 +96,7 @@ def train(
     if resume_run:
         training, sinks = _resumed(out, data_root, where, given)
     else:
+        given["precision"] = choose_precision(precision, where)
         training, sinks = _fresh(load_dataset(dataset, data_root, variant), learner, change or [], where, out, given)
     try:
         outcome = training.run()
@@ -166,9 +170,11 @@ def evaluate(
     tasks: Annotated[int, typer.Option(help="Tasks to answer.")] = 600,
     seed: Annotated[int, typer.Option(help="Which list of tasks.")] = 0,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Answer tasks of unseen classes with a trained model; every model is asked the very same ones."""
-    learner, saved = load_model(model, find_device(device))
+    where = find_device(device)
+    learner, saved = load_model(model, where)
     s = saved.training
     data = load_dataset(dataset or s.dataset, data_root, variant or (s.variant if dataset in (None, s.dataset) else ""))
     check_items(saved, data)
@@ -179,7 +185,8 @@ def evaluate(
         data, split, way=way or s.way, shot=shot or s.shot, queries=queries or s.queries, tasks=tasks, seed=seed
     )
     with tasks_progress(tasks) as advance:
-        result = run_evaluation(learner, data.splits[split].to(find_device(device)), questions, advance)
+        number_format = choose_precision(precision, where)
+        result = run_evaluation(learner, data.splits[split].to(where), questions, number_format, advance)
     console.print(
         f"[bold]{result}[/bold] over {tasks:,} tasks of {data.full_name} {split}, {questions.sampler.way}-way "
         f"{questions.sampler.shot}-shot (chance {100 / questions.sampler.way:.1f} %)"

@@ -1,5 +1,6 @@
 """Slow weights: the networks that turn an item into the key under which it is remembered."""
 
+import importlib.util
 import math
 
 import torch
@@ -13,6 +14,10 @@ def images_to_float(images: Tensor) -> Tensor:
     """uint8 images (B, H, W, C) as floats in 0 .. 1, (B, C, H, W) with the channels innermost in memory."""
     scaled = images if images.is_floating_point() else images.to(torch.get_default_dtype()) / 255
     return scaled.permute(0, 3, 1, 2)
+
+
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 class CNN(nn.Module):
@@ -45,8 +50,27 @@ class CNN(nn.Module):
             if convolution.bias is not None:
                 nn.init.zeros_(convolution.bias)
 
+    def _can_be_fused(self, images: Tensor) -> bool:
+        """Whether the fused kernels compute this network: bytes on a GPU, in bfloat16, batch norm throughout."""
+        filters, channels = self.convolutions[0].weight.shape[:2]  # type: ignore[union-attr]
+        return (
+            images.is_cuda
+            and images.dtype == torch.uint8
+            and torch.is_autocast_enabled("cuda")
+            and torch.get_autocast_dtype("cuda") == torch.bfloat16
+            and len(self.norms) == len(self.convolutions)
+            and self.convolutions[0].bias is None
+            and channels <= 3
+            and filters in (16, 32, 64, 128)
+            and has_triton()
+        )
+
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, width)."""
+        if self._can_be_fused(images):
+            from fastweights.kernels import run_cnn  # deferred: needs a GPU and Triton
+
+            return run_cnn(images, list(self.convolutions), list(self.norms), SLOPE).flatten(1)  # type: ignore[arg-type]
         x = images_to_float(images)
         for i, convolution in enumerate(self.convolutions):
             x = convolution(x)

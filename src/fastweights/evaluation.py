@@ -10,6 +10,7 @@ from torch import Tensor
 from fastweights.data.items import Items
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.learners.base import Learner
+from fastweights.precision import autocast
 
 ITEMS_AT_ONCE = {"cpu": 512, "cuda": 16384}
 """About how many items go through an encoder in one batch: what stays in a CPU's cache, what fills a GPU."""
@@ -38,7 +39,11 @@ class Evaluation:
 
 
 def evaluate(
-    learner: Learner, items: Items, tasks: EvaluationTasks, progress: Callable[[int], None] | None = None
+    learner: Learner,
+    items: Items,
+    tasks: EvaluationTasks,
+    precision: str = "float32",
+    progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Have a learner answer the tasks; `items` is the split they are about, on the learner's device.
 
@@ -50,7 +55,7 @@ def evaluate(
     was_training = learner.training
     learner.eval()
     right: list[Tensor] = []
-    with torch.no_grad():
+    with torch.no_grad(), autocast(precision, items.device):
         for positions in tasks:
             for some in positions.split(at_once):
                 episode = sampler.episode(some)

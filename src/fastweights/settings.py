@@ -90,5 +90,7 @@ class TrainSettings(_Settings):
     """Tasks of the one test at the end."""
     log_every: int = 20
     """Steps between two lines of the log."""
+    precision: str = "float32"
+    """What the encoder computes in: float32 or bfloat16."""
     seed: int = 0
     """Seeds the weights and every training task."""

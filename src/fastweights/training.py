@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastweights import checkpoint
 from fastweights.data.items import Dataset
@@ -22,7 +21,9 @@ from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
 from fastweights.learners import Learner, build_learner
 from fastweights.logs import Sink
+from fastweights.precision import PRECISIONS
 from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.steps import TrainStep
 
 CHECKPOINT, MODEL, LOG = "checkpoint.safetensors", "model.safetensors", "log.jsonl"
 """The files of a run's folder."""
@@ -51,57 +52,11 @@ class Outcome:
     """None where the run was interrupted: the test split is touched once, at the end."""
 
 
-class TrainStep:
-    """One update of the slow weights. Losses stay on the device until somebody asks for them."""
-
-    def __init__(self, learner: Learner, sampler: EpisodeSampler, settings: TrainSettings) -> None:
-        self.learner, self.sampler, self.settings = learner, sampler, settings
-        self.optimizer = torch.optim.AdamW(
-            learner.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
-        self.device = sampler.items.device
-        self._metrics: list[Tensor] = []
-
-    def __call__(self, step: int, done: float) -> None:
-        """Take step number `step`, with the share `done` of the run behind us."""
-        seed_step(self.settings.seed, step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.settings, done)
-        episode = self.sampler.draw(self.settings.tasks_per_step)
-        logits = self.learner(episode)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), episode.query_y.flatten(), label_smoothing=self.settings.label_smoothing
-        )
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        right = (logits.detach().argmax(-1) == episode.query_y).float().mean()
-        self._metrics.append(torch.stack([loss.detach().float(), right]))
-
-    def metrics(self) -> Tensor:
-        """(steps, 2) loss and accuracy of the steps since the last call. Waits for the device."""
-        taken = torch.stack(self._metrics).cpu()
-        self._metrics.clear()
-        return taken
-
-
-def seed_step(seed: int, step: int) -> None:
-    """Make everything random in a step (tasks, label noise, dropout) a function of (seed, step).
-
-    A run that is resumed needs no other memory of its randomness.
-    """
-    torch.manual_seed(seed_of(f"seed {seed} step {step}"))
-
-
-def learning_rate(settings: TrainSettings, done: float) -> float:
-    if settings.schedule == "constant":
-        return settings.learning_rate
-    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-
-
 def check_settings(settings: TrainSettings) -> None:
     if settings.schedule not in ("constant", "cosine"):
         raise UserError(f"unknown schedule {settings.schedule!r}; there are constant and cosine.")
+    if settings.precision not in PRECISIONS:
+        raise UserError(f"unknown precision {settings.precision!r}; there are {' and '.join(PRECISIONS)}.")
     for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks", "log_every"):
         if getattr(settings, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}.")
@@ -130,7 +85,9 @@ class Training:
         self.learner = build_learner(learner_settings).to(device).train()
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
         sampler = EpisodeSampler(self.items["train"], settings.way, settings.shot, settings.queries)
-        self.take_step = TrainStep(self.learner, sampler, settings)
+        graph = torch.device(device).type == "cuda"
+        self.take_step = TrainStep(self.learner, sampler, settings, graph)
+        self._questions: dict[str, EvaluationTasks] = {}
         self.counters = Counters()
         self.best = _copy_weights(self.learner)
         self._saved_at = time.monotonic()
@@ -216,8 +173,11 @@ class Training:
 
     def _evaluate(self, split: str, tasks: int) -> Evaluation:
         s = self.settings
-        questions = EvaluationTasks(self.dataset, split, way=s.way, shot=s.shot, queries=s.queries, tasks=tasks)
-        return evaluate(self.learner, self.items[split], questions)
+        if split not in self._questions:
+            self._questions[split] = EvaluationTasks(
+                self.dataset, split, way=s.way, shot=s.shot, queries=s.queries, tasks=tasks
+            )
+        return evaluate(self.learner, self.items[split], self._questions[split], s.precision)
 
     def _write(self, event: str, **values: Any) -> None:
         line = {"event": event, "step": self.counters.step, "seconds": round(self.counters.seconds, 3), **values}
