@@ -1,10 +1,15 @@
 """A tiny image dataset and narrow settings that every test can afford."""
 
+import os
+
 import pytest
 import torch
 
 from fastweights.data.items import Dataset, Items
 from fastweights.settings import LearnerSettings, TrainSettings
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton: run its kernels on the CPU
 
 
 def blobs(classes: int, drawings: int, seed: int, size: int = 8) -> Items:

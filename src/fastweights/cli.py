@@ -16,6 +16,7 @@ from rich.progress import Progress
 
 from fastweights import checkpoint
 from fastweights.data import Dataset, load
+from fastweights.distributed import Ranks, join, leave
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate as run_evaluation
@@ -65,6 +66,9 @@ def train(
     ] = None,
     validation_tasks: Annotated[int | None, typer.Option(help="Tasks in a validation. [default: 400]")] = None,
     test_tasks: Annotated[int | None, typer.Option(help="Tasks of the test at the end. [default: 600]")] = None,
+    augment: Annotated[
+        str | None, typer.Option(help="Changes to training images, e.g. flip,crop,jitter. [default: none]")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seeds weights and training tasks. [default: 0]")] = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -89,26 +93,38 @@ def train(
         "validate_every": validate_every,
         "validation_tasks": validation_tasks,
         "test_tasks": test_tasks,
+        "augment": None if augment is None else tuple(filter(None, augment.split(","))),
         "seed": seed,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    where = find_device(device)
+    ranks, where = join(find_device(device))
     if resume_run:
-        training, sinks = _resumed(out, data_root, where, given)
+        training = _resumed(out, data_root, where, ranks, given)
     else:
         given["precision"] = choose_precision(precision, where)
-        training, sinks = _fresh(load_dataset(dataset, data_root, variant), learner, change or [], where, out, given)
+        data = load_dataset(dataset, data_root, variant)
+        training = _fresh(data, learner, change or [], where, ranks, out, given)
+    assert training.folder is not None
+    training.sinks = open_sinks(training.folder, training.counters.step) if ranks.first else []
     try:
         outcome = training.run()
     finally:
-        for sink in sinks:
+        for sink in training.sinks:
             sink.close()
-    _report(training, outcome)
+        leave()
+    if ranks.first:
+        _report(training, outcome)
 
 
 def _fresh(
-    dataset: Dataset, learner: str, changes: list[str], device: torch.device, out: Path | None, given: dict[str, Any]
-) -> tuple[Training, list[Sink]]:
+    dataset: Dataset,
+    learner: str,
+    changes: list[str],
+    device: torch.device,
+    ranks: Ranks,
+    out: Path | None,
+    given: dict[str, Any],
+) -> Training:
     settings = replace(TrainSettings(), **given)
     learner_settings = preset(
         learner,
@@ -123,14 +139,12 @@ def _fresh(
     folder = out or Path("runs") / name
     if (folder / CHECKPOINT).exists():
         raise UserError(f"{folder} already holds a run; go on with --resume --out {folder}, or choose another --out.")
-    training = Training(learner_settings, settings, dataset, device, folder)
-    training.sinks = sinks = open_sinks(folder, 0)
-    return training, sinks
+    return Training(learner_settings, settings, dataset, device, folder, ranks=ranks)
 
 
 def _resumed(
-    out: Path | None, root: Path | None, device: torch.device, given: dict[str, Any]
-) -> tuple[Training, list[Sink]]:
+    out: Path | None, root: Path | None, device: torch.device, ranks: Ranks, given: dict[str, Any]
+) -> Training:
     if out is None:
         raise UserError("--resume needs --out, the folder of the run to go on with.")
     fixed = sorted(set(given) - {"steps", "seconds"})
@@ -139,9 +153,7 @@ def _resumed(
         raise UserError(f"{options} cannot change in a resumed run; leave it out, or start a new run.")
     saved = checkpoint.load(out / CHECKPOINT)
     dataset = load_dataset(saved.training.dataset, root, saved.training.variant)
-    training = resume(out, dataset, device, **given)
-    training.sinks = sinks = open_sinks(out, training.counters.step)
-    return training, sinks
+    return resume(out, dataset, device, ranks=ranks, **given)
 
 
 def _report(training: Training, outcome: Outcome) -> None:
@@ -237,6 +249,39 @@ def demo(
     if not seconds > 0:
         raise UserError(f"--seconds must be positive, not {seconds}.")
     run(console, out, seconds, data_root)
+
+
+@app.command()
+def bench(
+    learners: Annotated[list[str] | None, typer.Argument(help="Presets. [default: fwcnn-hebb]")] = None,
+    shape: Annotated[str, typer.Option(help="Whose items: mini-imagenet, omniglot, strokes or ptb.")] = "mini-imagenet",
+    way: Annotated[int, typer.Option(help="Classes in a task.")] = 5,
+    shot: Annotated[int, typer.Option(help="Examples of each class.")] = 1,
+    queries: Annotated[int, typer.Option(help="Questions per class.")] = 15,
+    tasks: Annotated[int, typer.Option(help="Tasks in a step or a batch.")] = 64,
+    change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting of the learners.")] = None,
+    runs: Annotated[int, typer.Option(help="Runs of each measurement, for the spread.")] = 5,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    out: Annotated[Path, typer.Option(help="The record to append to.")] = Path("results/bench.jsonl"),
+    figure: Annotated[Path | None, typer.Option(help="A PNG of the paper's timing figure.")] = None,
+) -> None:
+    """Time learners: training and inference in ms per task, description and prediction apart."""
+    from fastweights import bench as benchmark  # deferred: matplotlib is slow to import
+
+    where = find_device(device)
+    job = benchmark.Job(shape, way, shot, queries, tasks)
+    lines = []
+    for name in learners or ["fwcnn-hebb"]:
+        with console.status(f"timing {name}"):
+            number_format = choose_precision(precision, where)
+            lines.append(benchmark.measure(name, job, where, number_format, runs, **parse_changes(change or [])))
+        benchmark.append(out, lines[-1:])
+    console.print(benchmark.table(lines))
+    console.print(f"Appended to {out}", highlight=False)
+    if figure is not None:
+        benchmark.draw(lines, figure)
+        console.print(f"Drawn to {figure}", highlight=False)
 
 
 def find_device(name: str) -> torch.device:

@@ -1,5 +1,6 @@
 """Slow weights: the networks that turn an item into the key under which it is remembered."""
 
+import functools
 import importlib.util
 import math
 
@@ -16,6 +17,7 @@ def images_to_float(images: Tensor) -> Tensor:
     return scaled.permute(0, 3, 1, 2)
 
 
+@functools.cache
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
@@ -44,6 +46,7 @@ class CNN(nn.Module):
         for _ in range(layers):
             height, width = math.ceil(height / 2), math.ceil(width / 2)
         self.width = filters * height * width
+        self.fusible = batch_norm >= layers and not bias and channels <= 3 and filters in (16, 32, 64, 128)
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv2d)
             nn.init.kaiming_normal_(convolution.weight, a=SLOPE)
@@ -51,17 +54,13 @@ class CNN(nn.Module):
                 nn.init.zeros_(convolution.bias)
 
     def _can_be_fused(self, images: Tensor) -> bool:
-        """Whether the fused kernels compute this network: bytes on a GPU, in bfloat16, batch norm throughout."""
-        filters, channels = self.convolutions[0].weight.shape[:2]  # type: ignore[union-attr]
+        """Whether the fused kernels compute this: a fitting network, bytes on a GPU, in bfloat16."""
         return (
-            images.is_cuda
+            self.fusible
+            and images.is_cuda
             and images.dtype == torch.uint8
             and torch.is_autocast_enabled("cuda")
             and torch.get_autocast_dtype("cuda") == torch.bfloat16
-            and len(self.norms) == len(self.convolutions)
-            and self.convolutions[0].bias is None
-            and channels <= 3
-            and filters in (16, 32, 64, 128)
             and has_triton()
         )
 

@@ -90,6 +90,8 @@ class TrainSettings(_Settings):
     """Tasks of the one test at the end."""
     log_every: int = 20
     """Steps between two lines of the log."""
+    augment: tuple[str, ...] = ()
+    """Changes made to training images: see `augment`."""
     precision: str = "float32"
     """What the encoder computes in: float32 or bfloat16."""
     seed: int = 0

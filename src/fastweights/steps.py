@@ -7,14 +7,18 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
+from fastweights.augment import augment
+from fastweights.distributed import Ranks
 from fastweights.episodes import EpisodeSampler, seed_of
 from fastweights.learners import Learner
 from fastweights.precision import autocast
 from fastweights.settings import TrainSettings
 
+ALONE = Ranks()
 EAGER_STEPS = 3
 """Steps taken one operation at a time before a graph is captured: libraries choose their algorithms in them."""
 
@@ -28,12 +32,15 @@ class TrainStep:
         sampler: EpisodeSampler,
         settings: TrainSettings,
         graph: bool = False,
+        ranks: Ranks = ALONE,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.learner, self.sampler, self.settings, self.say = learner, sampler, settings, say
+        self.sampler, self.settings, self.ranks, self.say = sampler, settings, ranks, say
         self.device = sampler.items.device
+        self.answer: nn.Module = DistributedDataParallel(learner) if ranks.several else learner
+        self.mine = ranks.share(settings.tasks_per_step)
         self.optimizer = make_optimizer(learner, settings, self.device)
-        self._wants_graph, self._graph, self._eager_steps = graph, None, 0
+        self._wants_graph, self._graph, self._eager_steps = graph and not ranks.several, None, 0
         self._latest = torch.zeros(2, device=self.device)
         self._metrics: list[Tensor] = []
 
@@ -64,9 +71,10 @@ class TrainStep:
         self._eager_steps += 1
 
     def _step(self) -> None:
-        episode = self.sampler.draw(self.settings.tasks_per_step)
+        positions = self.sampler.positions(self.settings.tasks_per_step)[self.mine]
+        episode = self.sampler.episode(positions).map_x(lambda x: augment(x, self.settings.augment))
         with autocast(self.settings.precision, self.device):
-            logits = self.learner(episode)
+            logits = self.answer(episode)
         loss = F.cross_entropy(
             logits.flatten(0, 1), episode.query_y.flatten(), label_smoothing=self.settings.label_smoothing
         )
@@ -92,7 +100,7 @@ class TrainStep:
 
     def metrics(self) -> Tensor:
         """(steps, 2) loss and accuracy of the steps since the last call. Waits for the device."""
-        taken = torch.stack(self._metrics).cpu()
+        taken = self.ranks.mean(torch.stack(self._metrics)).cpu()
         self._metrics.clear()
         return taken
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from fastweights import checkpoint
+from fastweights.augment import check_augmentations
 from fastweights.data.items import Dataset
+from fastweights.distributed import Ranks
 from fastweights.episodes import EpisodeSampler, EvaluationTasks, seed_of
 from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
@@ -23,7 +25,7 @@ from fastweights.learners import Learner, build_learner
 from fastweights.logs import Sink
 from fastweights.precision import PRECISIONS
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import TrainStep
+from fastweights.steps import ALONE, TrainStep
 
 CHECKPOINT, MODEL, LOG = "checkpoint.safetensors", "model.safetensors", "log.jsonl"
 """The files of a run's folder."""
@@ -57,6 +59,7 @@ def check_settings(settings: TrainSettings) -> None:
         raise UserError(f"unknown schedule {settings.schedule!r}; there are constant and cosine.")
     if settings.precision not in PRECISIONS:
         raise UserError(f"unknown precision {settings.precision!r}; there are {' and '.join(PRECISIONS)}.")
+    check_augmentations(settings.augment)
     for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks", "log_every"):
         if getattr(settings, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}.")
@@ -76,6 +79,7 @@ class Training:
         folder: Path | None = None,
         sinks: Sequence[Sink] = (),
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        ranks: Ranks = ALONE,
     ) -> None:
         check_settings(settings)
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
@@ -85,14 +89,15 @@ class Training:
         self.learner = build_learner(learner_settings).to(device).train()
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
         sampler = EpisodeSampler(self.items["train"], settings.way, settings.shot, settings.queries)
-        graph = torch.device(device).type == "cuda"
-        self.take_step = TrainStep(self.learner, sampler, settings, graph)
+        graph = sampler.items.device.type == "cuda" and not dataset.vocabulary
+        self.take_step = TrainStep(self.learner, sampler, settings, graph, ranks)
+        self.ranks, self.device = ranks, sampler.items.device
         self._questions: dict[str, EvaluationTasks] = {}
         self.counters = Counters()
         self.best = _copy_weights(self.learner)
         self._saved_at = time.monotonic()
         self._logged_step, self._logged_at = 0, time.monotonic()
-        self._stop = False
+        self._stop = self._asked_to_stop = False
 
     def restore(self, saved: checkpoint.Saved) -> None:
         """Go on exactly where a checkpoint was written."""
@@ -123,10 +128,17 @@ class Training:
             validation_due = self._validation_is_due()
             if validation_due or counters.step % self.settings.log_every == 0:
                 self._log()
+                self._agree(before + time.monotonic() - started)
             if validation_due:
                 self._validate()
                 self._save_now_and_then()
-            counters.seconds = before + time.monotonic() - started
+            if not self.ranks.several:
+                self._agree(before + time.monotonic() - started)
+
+    def _agree(self, seconds: float) -> None:
+        """Settle the clock, and whether to stop. Several ranks do so together, and only where they wait anyway."""
+        self.counters.seconds = self.ranks.largest(seconds, self.device)
+        self._stop = bool(self.ranks.largest(float(self._asked_to_stop), self.device))
 
     def _done(self) -> float:
         """The share of the run that is behind us: by steps or by the clock, whichever is ahead."""
@@ -190,7 +202,7 @@ class Training:
 
     def save(self) -> None:
         """Write the checkpoint, and the best model so far as a file of its own."""
-        if self.folder is None:
+        if self.folder is None or not self.ranks.first:
             return
         weights = {"best": self.best}
         whole = {
@@ -208,7 +220,7 @@ class Training:
         """Ctrl-C and SIGTERM end the loop after the current step; a second Ctrl-C is not caught."""
 
         def stop(signum: int, frame: FrameType | None) -> None:
-            self._stop = True
+            self._asked_to_stop = True
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
         if threading.current_thread() is not threading.main_thread():
@@ -227,12 +239,17 @@ def _copy_weights(learner: Learner) -> dict[str, Tensor]:
 
 
 def resume(
-    folder: Path, dataset: Dataset, device: torch.device | str = "cpu", sinks: Sequence[Sink] = (), **changes: Any
+    folder: Path,
+    dataset: Dataset,
+    device: torch.device | str = "cpu",
+    sinks: Sequence[Sink] = (),
+    ranks: Ranks = ALONE,
+    **changes: Any,
 ) -> Training:
     """A run as its checkpoint left it; `changes` (a new number of steps, say) replace settings."""
     saved = checkpoint.load(folder / CHECKPOINT)
     if saved.training.data_hash != dataset.content_hash:
         raise UserError(f"{saved.path} was trained on other data than {dataset.full_name} is now; train it anew.")
-    training = Training(saved.learner, replace(saved.training, **changes), dataset, device, folder, sinks)
+    training = Training(saved.learner, replace(saved.training, **changes), dataset, device, folder, sinks, ranks=ranks)
     training.restore(saved)
     return training

@@ -1,0 +1,121 @@
+"""Augmentation of training images, a batch at a time on the device: bytes in, bytes out, no Python per image.
+
+All geometry (flip, crop, resized crop, affine) becomes one matrix per image and all colour changes another, so that an
+image is resampled once whatever is asked for.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.errors import UserError
+
+GREY = (0.299, 0.587, 0.114)
+"""How much red, green and blue count towards brightness."""
+
+
+def _uniform(count: int, low: float, high: float, device: torch.device) -> Tensor:
+    return torch.empty(count, device=device).uniform_(low, high)
+
+
+def _flip(map_: Tensor, height: int) -> Tensor:
+    """Mirror half of the images left to right."""
+    sign = torch.empty(len(map_), device=map_.device).bernoulli_(0.5) * 2 - 1
+    return _compose(map_, _linear(sign, torch.zeros_like(sign), torch.zeros_like(sign), torch.ones_like(sign)))
+
+
+def _crop(map_: Tensor, height: int) -> Tensor:
+    """Shift by up to a tenth of the image, in whole pixels, as padding and cropping do."""
+    pad = max(1, height // 10)
+    shift = torch.randint(-pad, pad + 1, (2, len(map_)), device=map_.device) * (2 / height)
+    return _compose(map_, _shift(shift[0], shift[1]))
+
+
+def _resized_crop(map_: Tensor, height: int) -> Tensor:
+    """Cut out 35 to 100 % of the area, somewhere inside, and enlarge it."""
+    side = _uniform(len(map_), 0.35, 1.0, map_.device).sqrt()
+    x, y = (_uniform(len(map_), -1, 1, map_.device) * (1 - side) for _ in range(2))
+    zero = torch.zeros_like(side)
+    return _compose(map_, _compose(_shift(x, y), _linear(side, zero, zero, side)))
+
+
+def _affine(map_: Tensor, height: int) -> Tensor:
+    """Turn by up to 15 degrees, scale each way by 0.85 to 1.15, shear by up to 0.15, shift by up to 7 %."""
+    count, device = len(map_), map_.device
+    angle, shear = _uniform(count, -math.pi / 12, math.pi / 12, device), _uniform(count, -0.15, 0.15, device)
+    wide, tall = (_uniform(count, 0.85, 1.15, device) for _ in range(2))
+    turn = _linear(angle.cos(), -angle.sin(), angle.sin(), angle.cos())
+    stretch = _linear(wide, shear, torch.zeros_like(shear), tall)
+    x, y = (_uniform(count, -0.14, 0.14, device) for _ in range(2))
+    return _compose(map_, _compose(_shift(x, y), _compose(turn, stretch)))
+
+
+def _linear(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    zero = torch.zeros_like(a)
+    return torch.stack([a, b, zero, c, d, zero], -1).view(-1, 2, 3)
+
+
+def _shift(x: Tensor, y: Tensor) -> Tensor:
+    one, zero = torch.ones_like(x), torch.zeros_like(x)
+    return torch.stack([one, zero, x, zero, one, y], -1).view(-1, 2, 3)
+
+
+def _compose(outer: Tensor, inner: Tensor) -> Tensor:
+    """The map that applies `inner` to a place in the output, then `outer`: where in the input it comes from."""
+    product = outer[:, :, :2] @ inner
+    return torch.cat([product[:, :, :2], product[:, :, 2:] + outer[:, :, 2:]], -1)
+
+
+GEOMETRY: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "flip": _flip,
+    "crop": _crop,
+    "resized-crop": _resized_crop,
+    "affine": _affine,
+}
+COLOUR = "jitter"
+"""Brightness, contrast and saturation, each times 0.6 to 1.4."""
+
+
+def check_augmentations(names: tuple[str, ...]) -> None:
+    unknown = [name for name in names if name not in GEOMETRY and name != COLOUR]
+    if unknown:
+        raise UserError(f"unknown augmentation {unknown[0]!r}; there are {', '.join([*GEOMETRY, COLOUR])}.")
+
+
+def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
+    """Augment images (..., H, W, C) uint8, each in its own way, by torch's generator."""
+    if not names:
+        return images
+    flat = images.flatten(0, -4)
+    maps = torch.eye(2, 3, device=images.device).expand(len(flat), 2, 3)
+    for name in names:
+        if name in GEOMETRY:
+            maps = GEOMETRY[name](maps, images.shape[-3])
+    colours = _jitter(flat) if COLOUR in names else None
+    return resample(flat, maps, colours).view(images.shape)
+
+
+def _jitter(images: Tensor) -> Tensor:
+    """(B, C, C + 1): a pixel's new colour as a linear function of the old one."""
+    count, channels, device = len(images), images.shape[-1], images.device
+    brightness, contrast, saturation = (_uniform(count, 0.6, 1.4, device).view(-1, 1, 1) for _ in range(3))
+    weights = torch.tensor(GREY if channels == 3 else [1 / channels] * channels, device=device)
+    grey = weights.expand(channels, channels)
+    identity = torch.eye(channels, device=device)
+    mean = (images.flatten(1, 2).float().mean(1) @ weights).view(-1, 1, 1)
+    linear = brightness * contrast * (saturation * identity + (1 - saturation) * grey)
+    constant = (brightness * (1 - contrast) * mean).expand(count, channels, 1)
+    return torch.cat([linear, constant], -1)
+
+
+def resample(images: Tensor, maps: Tensor, colours: Tensor | None) -> Tensor:
+    """Images (B, H, W, C) seen through maps (B, 2, 3), black outside, then through colour matrices (B, C, C + 1)."""
+    chw = images.permute(0, 3, 1, 2)
+    grid = F.affine_grid(maps, list(chw.shape), align_corners=False)
+    seen = F.grid_sample(chw.float(), grid, align_corners=False).permute(0, 2, 3, 1)
+    if colours is not None:
+        seen = torch.einsum("bhwc,bdc->bhwd", seen, colours[:, :, :-1]) + colours[:, None, None, :, -1]
+    return seen.round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,250 @@
+"""How fast a learner is: training and inference in ms per task, description and prediction apart.
+
+Times are of the very code that trains and serves, on random items of the right shape. On a GPU they come from CUDA
+events around replays of a CUDA graph; several runs in a row give the spread.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from fastweights.data.items import Items, TextItems
+from fastweights.episodes import EpisodeSampler
+from fastweights.errors import UserError
+from fastweights.files import replacing
+from fastweights.learners import Learner, build_learner
+from fastweights.precision import autocast
+from fastweights.presets import preset
+from fastweights.settings import TrainSettings
+from fastweights.steps import TrainStep
+
+MEASURED = ("train", "inference", "describe", "predict")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is timed: tasks of a shape, some at once."""
+
+    dataset: str = "mini-imagenet"
+    """Whose shapes: mini-imagenet, omniglot or ptb."""
+    way: int = 5
+    shot: int = 1
+    queries: int = 15
+    tasks: int = 64
+    """Tasks in a step or a batch."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset} {self.way}-way {self.shot}-shot {self.queries} queries"
+
+
+SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "mini-imagenet": ((84, 84, 3), 0),
+    "omniglot": ((28, 28, 1), 0),
+    "strokes": ((28, 28, 1), 0),
+    "ptb": ((50,), 10_000),
+}
+"""Shape of an item and size of the vocabulary (0: images)."""
+
+
+def random_items(dataset: str, each: int, device: torch.device, classes: int = 64) -> Items:
+    """Noise in the shape of a dataset."""
+    if dataset not in SHAPES:
+        raise UserError(f"no shapes are known for {dataset!r}; there are {', '.join(SHAPES)}.")
+    (*shape,), vocabulary = SHAPES[dataset]
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.arange(classes + 1) * each
+    if not vocabulary:
+        values = torch.randint(0, 256, (classes * each, *shape), dtype=torch.uint8, generator=generator)
+        return Items(values, offsets).to(device)
+    sentences = torch.randint(classes + 3, vocabulary, (classes * each, *shape), dtype=torch.int32, generator=generator)
+    targets = torch.arange(3, classes + 3, dtype=torch.int32).repeat_interleave(each)
+    sentences[:, 0] = targets
+    return TextItems(
+        sentences, offsets, (), torch.arange(classes * each), targets, torch.arange(vocabulary, dtype=torch.int32)
+    ).to(device)
+
+
+def measure(
+    learner_name: str, job: Job, device: torch.device, precision: str, runs: int = 5, **changes: Any
+) -> dict[str, Any]:
+    """Time one learner on one job: a line for the record."""
+    items = random_items(job.dataset, job.shot + job.queries, device)
+    shape, vocabulary = SHAPES[job.dataset]
+    settings = preset(
+        learner_name,
+        dataset=job.dataset,
+        item_shape=shape,
+        vocabulary=vocabulary,
+        way=job.way,
+        shot=job.shot,
+        **changes,
+    )
+    learner = build_learner(settings).to(device)
+    sampler = EpisodeSampler(items, job.way, job.shot, job.queries)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = _time_training(learner, sampler, job, precision, device, runs) | _time_phases(
+        learner, sampler, job, precision, device, runs
+    )
+    peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
+    return {
+        "job": job.name,
+        "learner": learner_name,
+        "changes": changes,
+        "tasks_at_once": job.tasks,
+        **{f"{name}_ms": [round(ms, 6) for ms in times[name]] for name in MEASURED},
+        "train_tasks_per_second": round(1000 / statistics.median(times["train"]), 1),
+        "inference_tasks_per_second": round(1000 / statistics.median(times["inference"]), 1),
+        "peak_memory_mib": peak and round(peak, 1),
+        "precision": precision,
+        "device": device_name(device),
+        "torch": torch.__version__,
+    }
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _time_training(
+    learner: Learner, sampler: EpisodeSampler, job: Job, precision: str, device: torch.device, runs: int
+) -> dict[str, list[float]]:
+    learner.train()
+    settings = TrainSettings(tasks_per_step=job.tasks, precision=precision)
+    step = TrainStep(learner, sampler, settings, graph=device.type == "cuda")
+    numbers = iter(range(10**9))
+
+    def once() -> None:
+        step(next(numbers), 0.0)
+
+    for _ in range(5):
+        once()
+    step.metrics()
+    times = [ms / job.tasks for ms in time_runs(once, device, runs)]
+    step.metrics()
+    return {"train": times}
+
+
+def _time_phases(
+    learner: Learner, sampler: EpisodeSampler, job: Job, precision: str, device: torch.device, runs: int
+) -> dict[str, list[float]]:
+    learner.eval()
+    episode = sampler.draw(job.tasks)
+
+    def describe() -> Any:
+        with torch.no_grad(), autocast(precision, device):
+            return learner.describe(episode.support_x, episode.support_y, episode.way)
+
+    state = describe()
+
+    def predict() -> Any:
+        with torch.no_grad(), autocast(precision, device):
+            return learner.predict(state, episode.query_x)
+
+    def both() -> Any:
+        with torch.no_grad(), autocast(precision, device):
+            drawn = sampler.draw(job.tasks)
+            return learner.predict(learner.describe(drawn.support_x, drawn.support_y, drawn.way), drawn.query_x)
+
+    phases = {"inference": both, "describe": describe, "predict": predict}
+    return {
+        name: [ms / job.tasks for ms in time_runs(captured(phase, device), device, runs)]
+        for name, phase in phases.items()
+    }
+
+
+def captured(work: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """The same work as a CUDA graph, where there is a GPU and the work can be captured."""
+    work()
+    if device.type != "cuda":
+        return work
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return work
+    return graph.replay
+
+
+def time_runs(work: Callable[[], Any], device: torch.device, runs: int, seconds: float = 0.3) -> list[float]:
+    """Milliseconds of one call, in each of several runs of about `seconds`."""
+    first = _time(work, device, 1)
+    count = max(1, min(1000, int(1000 * seconds / max(first, 1e-3))))
+    return [_time(work, device, count) for _ in range(runs)]
+
+
+def _time(work: Callable[[], Any], device: torch.device, count: int) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(count):
+            work()
+        return 1000 * (time.perf_counter() - start) / count
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record()
+    for _ in range(count):
+        work()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / count
+
+
+def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Add lines to a JSONL record, whole or not at all."""
+    former = path.read_text() if path.exists() else ""
+    with replacing(path) as draft:
+        draft.write_text(former + "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def table(lines: Sequence[dict[str, Any]]) -> Table:
+    """The lines as people read them: the median of the runs, and half their range."""
+    first = lines[0]
+    title = f"{first['job']}, {first['tasks_at_once']} at once, {first['precision']}, {first['device']}"
+    shown = Table("learner", *(f"{name} ms/task" for name in MEASURED), "train /s", "inference /s", title=title)
+    for line in lines:
+        times = [line[f"{name}_ms"] for name in MEASURED]
+        cells = [f"{statistics.median(t):.4g} ± {(max(t) - min(t)) / 2:.1g}" for t in times]
+        rates = [f"{line[f'{name}_tasks_per_second']:,.0f}" for name in ("train", "inference")]
+        shown.add_row(line["learner"], *cells, *rates)
+    return shown
+
+
+def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
+    """The paper's timing figure: ms per task on a log scale, training left, inference (both phases) right."""
+    figure = Figure(figsize=(9, 1.5 + 0.4 * len(lines)), layout="constrained")
+    FigureCanvasAgg(figure)
+    names = [line["learner"] for line in lines]
+    for axes, what in zip(figure.subplots(1, 2, sharey=True), ("train", "inference"), strict=True):
+        medians = [statistics.median(line[f"{what}_ms"]) for line in lines]
+        spread = [
+            [m - min(line[f"{what}_ms"]) for m, line in zip(medians, lines, strict=True)],
+            [max(line[f"{what}_ms"]) - m for m, line in zip(medians, lines, strict=True)],
+        ]
+        bars = axes.barh(names, medians, xerr=spread, color="#4269d0")
+        axes.bar_label(bars, [f" {m:.3g}" for m in medians], fontsize=8)
+        axes.set(xscale="log", xlabel="ms per task", title="training" if what == "train" else "inference")
+        axes.margins(x=0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].invert_yaxis()
+    if lines:
+        figure.suptitle(f"{lines[0]['job']}  ·  {lines[0]['device']}  ·  {lines[0]['precision']}", fontsize=10)
+    with replacing(path) as draft:
+        figure.savefig(draft, format="png", dpi=120)

@@ -1,0 +1,82 @@
+"""Augmentation: each kind does what it says, every image goes its own way, bytes stay bytes."""
+
+import pytest
+import torch
+
+from fastweights.augment import GEOMETRY, augment, check_augmentations, resample
+from fastweights.errors import UserError
+
+
+@pytest.fixture
+def images():
+    return torch.randint(0, 256, (6, 10, 20, 20, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_no_augmentation_changes_nothing(images):
+    assert augment(images, ()) is images
+
+
+@pytest.mark.parametrize("names", [(name,) for name in [*GEOMETRY, "jitter"]] + [("flip", "crop", "jitter")])
+def test_shape_and_type_stay(images, names):
+    torch.manual_seed(0)
+    changed = augment(images, names)
+    assert changed.shape == images.shape
+    assert changed.dtype == torch.uint8
+    assert not torch.equal(changed, images)
+    torch.manual_seed(0)
+    assert torch.equal(augment(images, names), changed)
+
+
+def test_flip_mirrors_about_half_of_the_images(images):
+    torch.manual_seed(0)
+    before, after = images.flatten(0, 1), augment(images, ("flip",)).flatten(0, 1)
+    same = (after == before).flatten(1).all(1)
+    mirrored = (after == before.flip(2)).flatten(1).all(1)
+    assert (same | mirrored).all()
+    assert 15 <= same.sum() <= 45
+
+
+def test_crop_shifts_by_whole_pixels(images):
+    torch.manual_seed(0)
+    before, after = images.flatten(0, 1), augment(images, ("crop",)).flatten(0, 1)
+    padded = torch.nn.functional.pad(before, (0, 0, 2, 2, 2, 2))
+    windows = {(y, x): padded[:, y : y + 20, x : x + 20] for y in range(5) for x in range(5)}
+    hits = {at: (after == window).flatten(1).all(1) for at, window in windows.items()}
+    assert torch.stack(list(hits.values())).any(0).all()
+    assert sum(hit.any().item() for hit in hits.values()) > 10
+
+
+def test_a_resized_crop_stays_inside():
+    """Nothing of the black outside comes into view."""
+    torch.manual_seed(0)
+    white = torch.full((50, 12, 12, 1), 255, dtype=torch.uint8)
+    assert augment(white, ("resized-crop",))[:, 1:-1, 1:-1].min() == 255
+
+
+def test_affine_keeps_the_middle_and_moves_the_rest(images):
+    torch.manual_seed(0)
+    dot = torch.zeros(200, 21, 21, 1, dtype=torch.uint8)
+    dot[:, 9:12, 9:12] = 255
+    moved = augment(dot, ("affine",)).float()
+    assert (moved[:, 5:16, 5:16].sum((1, 2, 3)) > 0.5 * 9 * 255).all()
+
+
+def test_jitter_is_linear_in_colour_and_keeps_a_grey_image_grey():
+    torch.manual_seed(0)
+    grey = torch.full((20, 4, 4, 3), 100, dtype=torch.uint8)
+    changed = augment(grey, ("jitter",)).float()
+    assert (changed.amax((1, 2, 3)) - changed.amin((1, 2, 3)) <= 1).all()
+    levels = changed.mean((1, 2, 3))
+    assert levels.min() >= 59
+    assert levels.max() <= 141
+    assert levels.std() > 5
+
+
+def test_resampling_by_the_identity_is_exact(images):
+    flat = images.flatten(0, 1)
+    assert torch.equal(resample(flat, torch.eye(2, 3).expand(len(flat), 2, 3), None), flat)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UserError, match="wobble"):
+        check_augmentations(("flip", "wobble"))
