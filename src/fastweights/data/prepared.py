@@ -43,6 +43,12 @@ def prepared_folder(root: Path, name: str) -> Path:
     return base / "prepared" / name
 
 
+def find_prepared(root: Path, name: str) -> Path | None:
+    """The prepared folder of a dataset, if there is one: in its place, or lying ready in a read-only data root."""
+    places = (prepared_folder(root, name), root / "prepared" / name)
+    return next((place for place in places if is_prepared(place)), None)
+
+
 def content_hash(arrays: Arrays) -> str:
     """SHA-256 over names, types, shapes and bytes of the arrays, in the order of their names."""
     digest = hashlib.sha256()
@@ -55,17 +61,23 @@ def content_hash(arrays: Arrays) -> str:
 
 def save(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
     """Write a prepared folder in one piece; `content_hash` and `format` are added to the manifest."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for name, array in arrays.items():
-            np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
-        whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
-        (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False))
-        draft.chmod(0o755)
-        _put_in_place(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            for name, array in arrays.items():
+                np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+            whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
+            (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
+            draft.chmod(0o755)
+            _put_in_place(draft, folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror or error}); nothing of it was kept: make room there, or name "
+            "another place with FASTWEIGHTS_DATA."
+        ) from None
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
@@ -81,7 +93,7 @@ def _put_in_place(draft: Path, folder: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a prepared folder; None where there is none that this version can read."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
