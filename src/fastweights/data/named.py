@@ -56,6 +56,13 @@ def chosen_variant(name: str, variant: str) -> str:
     return variant or str(variants[0])
 
 
+def benchmark(name: str) -> ModuleType:
+    """The module of a benchmark that comes as files."""
+    if name not in BENCHMARKS:
+        raise UserError(f"{name!r} is none of the benchmarks that come as files: {', '.join(BENCHMARKS)}.")
+    return BENCHMARKS[name]
+
+
 def prepared_name(name: str, variant: str) -> str:
     return f"{name}-{variant}" if variant else name
 

@@ -103,6 +103,13 @@ def is_prepared(folder: Path) -> bool:
     return read_manifest(folder) is not None
 
 
+def require_intact(folder: Path) -> None:
+    """Read a prepared folder whole and compare it with the hash in its manifest."""
+    arrays = {path.stem: load_array(folder, path.stem).numpy() for path in folder.glob("*.npy")}
+    if content_hash(arrays) != (read_manifest(folder) or {}).get("content_hash"):
+        raise UserError(f"{folder} has been damaged since it was written; delete it to prepare it anew.")
+
+
 def load_array(folder: Path, name: str) -> Tensor:
     """One array of a prepared folder as a tensor over memory-mapped pages: opening it reads nothing.
 
