@@ -2,6 +2,7 @@
 
 import hashlib
 import http.client
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as cut."""
 TRIES = 5
 """Attempts at one mirror; each goes on where the last was cut."""
+PAUSE = 0.5
+"""Seconds before the second attempt; before each further one, as many more."""
 LARGEST = 2**31
 """Bytes; nothing that is downloaded here is nearly as large."""
 
@@ -50,6 +53,8 @@ def fetch(urls: Sequence[str], target: Path, check: Callable[[Path], None], prog
                 return
             except (_Cut, _Refused) as failure:
                 failures.append(f"{url}: {failure}")
+                if isinstance(failure, _Refused) or not part.stat().st_size:
+                    part.unlink()
     except OSError as error:
         raise UserError(f"{target} cannot be written ({error.strerror or error}).") from None
     raise UserError(
@@ -71,7 +76,6 @@ def _from_mirror(url: str, part: Path, target: Path, check: Callable[[Path], Non
             except UserError as wrong:
                 file.truncate(0)
                 if fresh:
-                    part.unlink()
                     raise _Refused(f"wrong contents: {str(wrong).rstrip('.')}") from None
         part.replace(target)
 
@@ -95,6 +99,7 @@ def _download(url: str, file: BinaryIO, what: str, progress: Report) -> None:
         except _Cut:
             if attempt == TRIES:
                 raise
+            time.sleep(PAUSE * attempt)
 
 
 def _append(url: str, file: BinaryIO, what: str, progress: Report) -> None:
