@@ -53,11 +53,14 @@ class AllWordsTasks:
             if not void.any():
                 return drawn
             again = void.nonzero().squeeze(-1)
+            new_groups = groups[again]
             if attempt > REDRAWS:
                 again = self._with_as_many_others(again, len(groups), generator)
                 mixed = groups[again].flatten()
-                groups[again] = mixed[torch.randperm(len(mixed), generator=generator)].view(-1, way)
-            drawn[again] = self.sampler.positions_within(groups[again], generator)
+                new_groups = mixed[torch.randperm(len(mixed), generator=generator)].view(-1, way)
+            new_drawn = self.sampler.positions_within(new_groups, generator)
+            if items.void(new_drawn).sum() <= void.sum():  # never a step back
+                groups[again], drawn[again] = new_groups, new_drawn
         raise UserError(f"{self.name}: no grouping was found in which every task keeps the dataset's rules.")
 
     @staticmethod

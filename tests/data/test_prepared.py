@@ -74,6 +74,16 @@ def test_two_processes_preparing_at_once_do_not_disturb_each_other(tmp_path):
     assert leftovers(tmp_path) == ["x/manifest.json", "x/train_values.npy"]
 
 
+def test_a_folder_marked_read_only_is_left_alone_even_by_root(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    assert prepared.prepared_folder(root, "x") == root / "prepared" / "x"
+    assert prepared.is_writable(root / "not" / "yet")
+    root.chmod(0o555)
+    assert not prepared.is_writable(root / "not" / "yet")
+    assert prepared.prepared_folder(root, "x") == tmp_path / "cache" / "fastweights" / "prepared" / "x"
+
+
 def test_a_read_only_root_is_used_if_it_has_the_prepared_form_already(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared.os, "access", lambda *_: False)
     assert prepared.prepared_folder(tmp_path, "x") == tmp_path / "cache" / "fastweights" / "prepared" / "x"

@@ -12,7 +12,7 @@ from fastweights.data import named
 from fastweights.data.checks import Finding
 from fastweights.data.images import contact_sheet
 from fastweights.data.items import Dataset, TextItems
-from fastweights.data.prepared import default_data_root, find_prepared, require_intact
+from fastweights.data.prepared import default_data_root, find_prepared, is_writable, require_intact
 from fastweights.data.progress import bars
 from fastweights.data.sources import write_whole
 from fastweights.data.texts import written_out
@@ -53,6 +53,8 @@ def get(
     if not given and module.have_raw(root):
         typer.echo(f"{name} is already under {root}; checking it.")
         return verify(name, root)
+    if not is_writable(root):
+        raise UserError(f"{root} is read-only; name another place with --data-root or FASTWEIGHTS_DATA.")
     with bars() as progress:
         findings = module.get(root, given or (), progress)
     _print_findings(findings)

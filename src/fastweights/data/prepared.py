@@ -38,9 +38,14 @@ def user_cache() -> Path:
 
 def prepared_folder(root: Path, name: str) -> Path:
     """Where a prepared dataset belongs: below the data root, or in the user's cache if that is read-only."""
-    existing = next((p for p in (root, *root.parents) if p.exists()), root)
-    base = root if os.access(existing, os.W_OK) else user_cache()
+    base = root if is_writable(root) else user_cache()
     return base / "prepared" / name
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether we may write there. A folder marked read-only is left alone even where we are root and could."""
+    existing = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    return os.access(existing, os.W_OK) and bool(existing.stat().st_mode & 0o222)
 
 
 def find_prepared(root: Path, name: str) -> Path | None:
