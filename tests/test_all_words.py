@@ -11,7 +11,7 @@ from fastweights.data import Dataset, TextItems, load
 from fastweights.errors import UserError
 
 
-def crowded(words: int = 40, each: int = 6, length: int = 3) -> Dataset:
+def crowded(words: int = 100, each: int = 6, length: int = 3) -> Dataset:
     """Words 3, 4, ... whose sentences often hold other words, so that many random groups are void."""
     draw = torch.Generator().manual_seed(0)
     values = torch.randint(3, 3 + words, (words * each, length), generator=draw, dtype=torch.int32)
