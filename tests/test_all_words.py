@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastweights import all_words
 from fastweights.all_words import AllWordsTasks
 from fastweights.data import Dataset, TextItems, load
 from fastweights.errors import UserError
@@ -49,6 +50,11 @@ def test_every_word_once_in_every_grouping_and_no_task_void():
     first_draw = tasks.sampler.positions_within(tasks.sampler.draw_classes(200, torch.Generator().manual_seed(0)))
     assert tasks.sampler.items.void(first_draw).float().mean() > 0.3  # the rules do bite here
     check(tasks)
+
+
+def test_groups_are_mixed_where_other_items_do_not_help(monkeypatch):
+    monkeypatch.setattr(all_words, "REDRAWS", 0)
+    check(AllWordsTasks(crowded(length=2), "test", way=5, shot=2, groupings=3))
 
 
 def test_another_seed_gives_other_groups():

@@ -30,13 +30,14 @@ Variant = Annotated[str, typer.Option("--variant", help="Which split or protocol
 def list_datasets(data_root: Root = None) -> None:
     """Say which datasets there are, and which of them are at hand."""
     root = data_root or default_data_root()
-    table = Table("name", "variants", "files", "prepared", title=f"datasets under {root}", title_justify="left")
+    table = Table("name", "variants", "files", "prepared")
     table.add_row("strokes", "", "built in", "")
     for name, module in named.BENCHMARKS.items():
         ready = [v or "yes" for v in module.VARIANTS if find_prepared(root, named.prepared_name(name, v))]
-        files = "there" if module.have_raw(root) else f"missing: fastweights data get {name}"
+        files = "there" if module.have_raw(root) else "missing"
         table.add_row(name, ", ".join(module.VARIANTS), files, ", ".join(ready) or "no")
     Console().print(table)
+    typer.echo(f"under {root}; what is missing comes with: fastweights data get NAME")
 
 
 @app.command()
