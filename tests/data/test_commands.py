@@ -39,7 +39,7 @@ def test_from_nothing_to_a_contact_sheet(tmp_path, small_omniglot, monkeypatch):
     assert "prepared form intact" in run("verify", "omniglot")
     run("show", "omniglot", "--variant", "vinyals", "-o", tmp_path / "sheet.png")
     sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
-    assert sheet.shape == (6 * 29 + 1, 10 * 29 + 1)
+    assert sheet.shape == (3 * (6 * 29 + 1), 3 * (10 * 29 + 1))
     assert sheet.max() == 255
     with pytest.raises(UserError, match="no split 'tset'"):
         run("show", "omniglot", "--variant", "vinyals", "--split", "tset")

@@ -107,7 +107,7 @@ def test_missing_drawings_are_named(tmp_path, small_omniglot):
 
 def test_a_wrong_size_and_a_damaged_drawing_are_named(tmp_path, small_omniglot):
     contents = {**small_omniglot["background"], **small_omniglot["evaluation"]}
-    victim = sorted(contents)[17]
+    victim = sorted(contents)[-17]
     for data, message in ((png(np.ones((28, 28), dtype=bool)), "28 x 28 pixels"), (contents[victim][:60], "readable")):
         pack(tmp_path / "all.zip", {**contents, victim: data})
         with pytest.raises(UserError, match=f"{victim}.*{message}"):

@@ -7,6 +7,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fastweights.data import named
 from fastweights.data.checks import Finding
@@ -132,9 +133,12 @@ def _print_tasks(dataset: Dataset, split: str, tasks: int, shot: int, seed: int)
     positions = sampler.positions(tasks, torch.Generator().manual_seed(seed))
     vocabulary = dataset.manifest["vocabulary"]
     for number, task in enumerate(positions, 1):
-        table = Table("class", "", "text", title=f"task {number}", title_justify="left", show_lines=True)
+        table = Table("class", "", "text", title=f"task {number}", title_justify="left")
         for of_class in task:
             label = int(torch.searchsorted(items.offsets, of_class[0], right=True)) - 1
-            texts = [written_out(tokens.tolist(), vocabulary) for tokens in items.gather(of_class)]
-            table.add_row(items.names[label], "\n".join(["learn"] * shot + ["guess"]), "\n".join(texts))
+            for place, tokens in enumerate(items.gather(of_class)):
+                text = Text(written_out(tokens.tolist(), vocabulary))
+                last = place == shot
+                table.add_row(Text("" if place else items.names[label]), "guess" if last else "learn", text)
+            table.add_section()
         Console().print(table)

@@ -27,6 +27,9 @@ BATCH = 256
 THREADS = 4
 """Pillow decodes outside Python's lock, so threads are enough; more than these do not help."""
 
+SHOWN_SIZE = 84
+"""On contact sheets, smaller items are blown up to about as many pixels."""
+
 
 @contextmanager
 def opened(data: bytes, name: str) -> Iterator[Image.Image]:
@@ -124,4 +127,6 @@ def contact_sheet(items: Items, classes: int = 8, each: int = 10, seed: int = 0)
         for column, image in enumerate(items.values[first : min(last, first + each)].numpy()):
             top, left = row * (height + 1) + 1, column * (width + 1) + 1
             sheet[top : top + height, left : left + width] = image
-    return Image.fromarray(sheet.squeeze(-1) if channels == 1 else sheet)
+    scale = max(1, SHOWN_SIZE // height)
+    large = sheet.repeat(scale, 0).repeat(scale, 1)
+    return Image.fromarray(large.squeeze(-1) if channels == 1 else large)

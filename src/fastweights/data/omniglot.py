@@ -101,12 +101,11 @@ def _require_known(draft: Path, half: str) -> None:
 
 
 def _take(root: Path, given: Sequence[Path], progress: Report) -> list[Finding]:
-    findings = []
     with Files(given) as files:
+        names = {half: _drawings(files, half) for half in HALVES}
+        findings = [_check(files, names[half], half, progress) for half in HALVES]  # all, before anything is written
         for half, path in zip(HALVES, raw_zips(root), strict=True):
-            names = _drawings(files, half)
-            findings.append(_check(files, names, half, progress))
-            write_zip(path, ((f"images_{half}/{key}", files.read(name)) for key, name in names.items()))
+            write_zip(path, ((f"images_{half}/{key}", files.read(name)) for key, name in names[half].items()))
     return findings
 
 

@@ -18,12 +18,17 @@ def silent(what: str, done: int, total: int) -> None:
 def bars() -> Iterator[Report]:
     """One bar on standard error for each kind of work reported."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as shown:
-        tasks: dict[str, TaskID] = {}
+    shown = Progress(*columns, console=Console(stderr=True))
+    tasks: dict[str, TaskID] = {}
 
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = shown.add_task(what, total=total)
-            shown.update(tasks[what], completed=done, total=total)
+    def report(what: str, done: int, total: int) -> None:
+        shown.start()  # by the first report, so that work already done shows nothing at all
+        if what not in tasks:
+            tasks[what] = shown.add_task(what, total=total)
+        shown.update(tasks[what], completed=done, total=total)
 
+    try:
         yield report
+    finally:
+        if tasks:
+            shown.stop()
