@@ -126,14 +126,17 @@ class EvaluationTasks:
         self.name = f"{dataset.full_name}/{split}/{way}-way/{shot}-shot/seed-{seed}"
         self.tasks = tasks
         self.sampler = EpisodeSampler(dataset.splits[split].to("cpu"), way, shot, queries)
+        self._drawn: list[Tensor] = []
 
     def __len__(self) -> int:
         return self.tasks
 
     def __iter__(self) -> Iterator[Tensor]:
-        for first in range(0, self.tasks, CHUNK):
-            generator = torch.Generator().manual_seed(seed_of(f"{self.name}/{first}"))
-            yield self.sampler.positions(CHUNK, generator)[: self.tasks - first]
+        for chunk, first in enumerate(range(0, self.tasks, CHUNK)):
+            if chunk == len(self._drawn):
+                generator = torch.Generator().manual_seed(seed_of(f"{self.name}/{first}"))
+                self._drawn.append(self.sampler.positions(CHUNK, generator)[: self.tasks - first])
+            yield self._drawn[chunk]
 
 
 def seed_of(name: str) -> int:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lookalikes import jpeg, pack, png, unpack
 from PIL import Image
 
 from fastweights.data import mini_imagenet, omniglot, ptb
+
+from .lookalikes import jpeg, pack, png, unpack
 
 REAL = os.environ.get("FASTWEIGHTS_DATA")
 

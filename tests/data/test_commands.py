@@ -7,13 +7,14 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from lookalikes import leftovers, pack, unpack
 from PIL import Image
 from typer.testing import CliRunner
 
 from fastweights.data import omniglot, ptb
 from fastweights.data.commands import app
 from fastweights.errors import UserError
+
+from .lookalikes import leftovers, pack, unpack
 
 
 def run(*words: object) -> str:
@@ -102,3 +103,15 @@ def test_damage_to_the_prepared_form_is_found(ptb_root):
     file.write_bytes(file.read_bytes()[:-4] + b"\1\1\1\1")
     with pytest.raises(UserError, match="damaged"):
         run("verify", "ptb", "--data-root", ptb_root)
+
+
+def test_what_was_prepared_from_other_files_is_not_used_any_more(ptb_root, small_ptb, tmp_path):
+    run("prepare", "ptb", "--data-root", ptb_root)
+    longer = {name: data + b" w1 w2 w3 \n" for name, data in small_ptb.items()}
+    unpack(ptb_root / "ptb", longer)
+    with pytest.raises(UserError, match="prepared from other files"):
+        run("verify", "ptb", "--data-root", ptb_root)
+    said = run("get", "ptb", "--data-root", ptb_root, "--from", unpack(tmp_path / "mine", longer))
+    assert "made from other files" in said
+    run("prepare", "ptb", "--data-root", ptb_root)
+    assert "intact" in run("verify", "ptb", "--data-root", ptb_root)

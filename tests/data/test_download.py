@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from lookalikes import leftovers
 
 from fastweights.data import download
 from fastweights.errors import UserError
+
+from .lookalikes import leftovers
 
 DATA = bytes(range(256)) * 2000
 

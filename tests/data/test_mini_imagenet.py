@@ -5,10 +5,11 @@ import time
 
 import numpy as np
 import pytest
-from lookalikes import jpeg, leftovers, pack, unpack
 
 from fastweights.data import load, mini_imagenet
 from fastweights.errors import UserError
+
+from .lookalikes import jpeg, leftovers, pack, unpack
 
 
 def split_up(contents: dict[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:

@@ -7,11 +7,12 @@ import time
 
 import numpy as np
 import pytest
-from lookalikes import leftovers, pack, png, unpack
 from PIL import Image
 
 from fastweights.data import load, omniglot
 from fastweights.errors import UserError
+
+from .lookalikes import leftovers, pack, png, unpack
 
 
 @pytest.mark.parametrize(

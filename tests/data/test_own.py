@@ -5,13 +5,14 @@ import os
 
 import numpy as np
 import pytest
-from lookalikes import jpeg, pack, png, unpack
 from PIL import Image
 
 from fastweights.data import TextItems, load, own
 from fastweights.data.items import PAD, UNKNOWN
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
+
+from .lookalikes import jpeg, pack, png, unpack
 
 RED = np.full((40, 60, 3), (255, 0, 0), dtype=np.uint8)
 
@@ -25,7 +26,8 @@ def pictures(classes: int = 10, each: int = 3) -> dict[str, bytes]:
 def test_a_folder_per_class(tmp_path):
     folder = unpack(tmp_path / "birds", {**pictures(), "class 0/notes.txt": b"hello", ".DS_Store": b""})
     dataset = load(str(folder), tmp_path)
-    assert dataset.name == "birds"
+    assert dataset.name == str(folder)  # so that a run on it can be resumed
+    assert load(dataset.name, tmp_path).content_hash == dataset.content_hash
     assert [split.classes for split in dataset.splits.values()] == [6, 2, 2]
     names = [name for split in dataset.splits.values() for name in split.names]
     assert sorted(names) == [f"class {c}" for c in range(10)]

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lookalikes import leftovers
 
 from fastweights.data import prepared
 from fastweights.errors import UserError
+
+from .lookalikes import leftovers
 
 ARRAYS = {"train_values": np.arange(40, dtype=np.uint8).reshape(10, 2, 2, 1)}
 

@@ -6,12 +6,13 @@ import time
 
 import pytest
 import torch
-from lookalikes import leftovers, pack, unpack
 
 from fastweights.data import load, ptb
 from fastweights.data.items import BLANK, PAD, UNKNOWN, Dataset
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
+
+from .lookalikes import leftovers, pack, unpack
 
 VARIANTS = ("standard", "pooled")
 

@@ -4,11 +4,12 @@ import io
 import zipfile
 
 import pytest
-from lookalikes import leftovers, pack, unpack
 
 from fastweights.data import sources
 from fastweights.data.sources import Files, write_whole, write_zip
 from fastweights.errors import UserError
+
+from .lookalikes import leftovers, pack, unpack
 
 
 def test_folders_zips_and_a_zip_in_a_zip_read_alike(tmp_path):

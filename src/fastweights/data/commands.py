@@ -1,5 +1,6 @@
 """The command line's `data` group: list, get, verify, prepare, show."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from fastweights.data import named
 from fastweights.data.checks import Finding
 from fastweights.data.images import contact_sheet
 from fastweights.data.items import Dataset, TextItems
-from fastweights.data.prepared import default_data_root, find_prepared, is_writable, require_intact
+from fastweights.data.prepared import default_data_root, is_writable, require_intact
 from fastweights.data.progress import bars
 from fastweights.data.sources import write_whole
 from fastweights.data.texts import written_out
@@ -34,7 +35,7 @@ def list_datasets(data_root: Root = None) -> None:
     table = Table("name", "variants", "files", "prepared")
     table.add_row("strokes", "", "built in", "")
     for name, module in named.BENCHMARKS.items():
-        ready = [v or "yes" for v in module.VARIANTS if find_prepared(root, named.prepared_name(name, v))]
+        ready = [folder.name.removeprefix(name).strip("-") or "yes" for folder in named.prepared_folders(name, root)]
         files = "there" if module.have_raw(root) else "missing"
         table.add_row(name, ", ".join(module.VARIANTS), files, ", ".join(ready) or "no")
     Console().print(table)
@@ -60,6 +61,10 @@ def get(
     with bars() as progress:
         findings = module.get(root, given or (), progress)
     _print_findings(findings)
+    for folder in named.prepared_folders(name, root):
+        if not named.is_made_from(folder, findings):
+            shutil.rmtree(folder)
+            typer.echo(f"removed {folder}, which was made from other files")
     typer.echo(f"{name} is now under {root}.")
 
 
@@ -72,11 +77,11 @@ def verify(name: Name, data_root: Root = None) -> None:
     with bars() as progress:
         findings = module.verify(root, progress)
     _print_findings(findings)
-    for variant in module.VARIANTS:
-        folder = find_prepared(root, named.prepared_name(name, variant))
-        if folder:
-            require_intact(folder)
-            typer.echo(f"prepared form intact: {folder}")
+    for folder in named.prepared_folders(name, root):
+        require_intact(folder)
+        if not named.is_made_from(folder, findings):
+            raise UserError(f"{folder} was prepared from other files than those under {root}; delete it.")
+        typer.echo(f"prepared form intact: {folder}")
 
 
 @app.command()
@@ -109,7 +114,7 @@ def show(
         raise UserError(f"{dataset.full_name} has no split {split!r}, but {', '.join(dataset.splits)}.")
     if isinstance(dataset.splits[split], TextItems):
         return _print_tasks(dataset, split, tasks, shot, seed)
-    out = out or Path(f"{dataset.full_name.replace(':', '-')}-{split}.png")
+    out = out or Path(f"{Path(dataset.full_name).name.replace(':', '-')}-{split}.png")
     sheet = contact_sheet(dataset.splits[split], seed=seed)
     write_whole(out, lambda draft: sheet.save(draft, format="PNG"))
     typer.echo(f"wrote {out}")

@@ -146,5 +146,15 @@ class Dataset:
     """Where the prepared arrays lie."""
 
     @property
+    def item_shape(self) -> tuple[int, ...]:
+        return self.splits["train"].item_shape
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids; 0 for images."""
+        train = self.splits["train"]
+        return len(train.visible) if isinstance(train, TextItems) else 0
+
+    @property
     def full_name(self) -> str:
         return f"{self.name}:{self.variant}" if self.variant else self.name

@@ -1,15 +1,14 @@
 """Datasets by name: opened if they are prepared, prepared if their files are there, else a word on how to get them."""
 
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 
-from fastweights.data import mini_imagenet, omniglot, own, ptb
+from fastweights.data import mini_imagenet, omniglot, own, ptb, strokes
+from fastweights.data.checks import Finding
 from fastweights.data.images import open_images
 from fastweights.data.items import Dataset
-from fastweights.data.prepared import default_data_root, find_prepared, is_prepared
+from fastweights.data.prepared import default_data_root, find_prepared, is_prepared, read_manifest
 from fastweights.data.progress import Report, silent
 from fastweights.data.texts import open_texts
 from fastweights.errors import UserError
@@ -28,8 +27,7 @@ def load(name: str, root: Path | None = None, variant: str = "", progress: Repor
     root = root or default_data_root()
     name, variant = split_name(name, variant)
     if name == "strokes":
-        strokes = import_module("fastweights.data.strokes")  # for those only who want it
-        return cast(Dataset, strokes.load(root=root, progress=progress))
+        return strokes.load(root, progress=_in_percent(progress) if progress else None)
     if name not in BENCHMARKS:
         if not Path(name).exists():
             raise UserError(f"there is no dataset {name!r}: name one of {', '.join(NAMES)}, or a path that exists.")
@@ -37,6 +35,10 @@ def load(name: str, root: Path | None = None, variant: str = "", progress: Repor
     variant = chosen_variant(name, variant)
     folder = find_prepared(root, prepared_name(name, variant)) or prepare(name, root, variant, progress)
     return _OPEN[name](folder)
+
+
+def _in_percent(progress: Report) -> Callable[[float], None]:
+    return lambda fraction: progress("drawing strokes", round(100 * fraction), 100)
 
 
 def split_name(name: str, variant: str = "") -> tuple[str, str]:
@@ -65,6 +67,18 @@ def benchmark(name: str) -> ModuleType:
 
 def prepared_name(name: str, variant: str) -> str:
     return f"{name}-{variant}" if variant else name
+
+
+def prepared_folders(name: str, root: Path) -> list[Path]:
+    """Where the variants of a benchmark lie prepared."""
+    folders = (find_prepared(root, prepared_name(name, variant)) for variant in BENCHMARKS[name].VARIANTS)
+    return [folder for folder in folders if folder]
+
+
+def is_made_from(folder: Path, findings: Sequence[Finding]) -> bool:
+    """Whether a folder was prepared from the files that were looked at."""
+    hashes = (read_manifest(folder) or {}).get("source_hashes", {})
+    return set(hashes.values()) == {finding.content_hash for finding in findings}
 
 
 def prepare(name: str, root: Path, variant: str = "", progress: Report | None = None) -> Path:

@@ -88,7 +88,7 @@ def prepare_images(path: Path, folder: Path, variant: str = "", progress: Report
             names = [name for pictures in classes.values() for name in pictures]
             values = decode_all(files, names, decode, (size, size, channels), progress, f"reading {split}")
             splits[split] = ImageSplit(values, [len(pictures) for pictures in classes.values()], list(classes))
-    manifest = {"name": path.stem, "variant": variant, "source": str(path), "size": size, "channels": channels}
+    manifest = {"name": str(path.resolve()), "variant": variant, "size": size, "channels": channels}
     save_images(folder, splits, manifest)
 
 
@@ -185,7 +185,7 @@ def prepare_texts(path: Path, folder: Path) -> None:
     vocabulary = [*SPECIAL, *known]
     token_of = {word: token for token, word in enumerate(vocabulary)}
     splits = {split: _text_split(classes, token_of) for split, classes in words.items()}
-    manifest = {"name": path.stem, "variant": "", "source": str(path), "blanked": False, "length": LENGTH}
+    manifest = {"name": str(path.resolve()), "variant": "", "blanked": False, "length": LENGTH}
     save_texts(folder, splits, vocabulary, [], manifest)
 
 

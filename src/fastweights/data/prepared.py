@@ -37,7 +37,9 @@ def user_cache() -> Path:
 
 
 def prepared_folder(root: Path, name: str) -> Path:
-    """Where a prepared dataset belongs: below the data root, or in the user's cache if that is read-only."""
+    """Where a prepared dataset lies or belongs: below the data root, or in the user's cache if that is read-only."""
+    if is_prepared(root / "prepared" / name):
+        return root / "prepared" / name
     base = root if is_writable(root) else user_cache()
     return base / "prepared" / name
 
@@ -49,9 +51,9 @@ def is_writable(folder: Path) -> bool:
 
 
 def find_prepared(root: Path, name: str) -> Path | None:
-    """The prepared folder of a dataset, if there is one: in its place, or lying ready in a read-only data root."""
-    places = (prepared_folder(root, name), root / "prepared" / name)
-    return next((place for place in places if is_prepared(place)), None)
+    """The prepared folder of a dataset, if there is one."""
+    folder = prepared_folder(root, name)
+    return folder if is_prepared(folder) else None
 
 
 def content_hash(arrays: Arrays) -> str:

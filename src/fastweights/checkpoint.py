@@ -1,0 +1,108 @@
+"""Checkpoints: one safetensors file with the tensors and, as JSON in its metadata, everything else. No pickle.
+
+A *model* file holds the best weights and their settings. A *checkpoint* holds besides them what training needs to go on
+exactly where it stopped: the current weights, the optimiser's moments and the counters.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fastweights.errors import UserError
+from fastweights.files import replacing
+from fastweights.learners import Learner, build_learner
+from fastweights.settings import LearnerSettings, TrainSettings
+
+FORMAT = "fastweights-1"
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file holds, before it is poured into a learner."""
+
+    path: Path
+    learner: LearnerSettings
+    training: TrainSettings
+    counters: dict[str, Any]
+    tensors: Tensors
+
+    def section(self, name: str) -> Tensors:
+        """The tensors whose names begin with `name.`, without it."""
+        return {key.removeprefix(f"{name}."): t for key, t in self.tensors.items() if key.startswith(f"{name}.")}
+
+
+def save(
+    path: Path,
+    sections: Mapping[str, Mapping[str, Tensor]],
+    learner: LearnerSettings,
+    training: TrainSettings,
+    counters: Mapping[str, Any],
+) -> None:
+    """Write a file in one piece; a process killed meanwhile leaves the former one."""
+    tensors = {
+        f"{section}.{name}": t.detach().cpu().contiguous() for section, s in sections.items() for name, t in s.items()
+    }
+    header = {"learner": learner.to_json(), "training": training.to_json(), "counters": dict(counters)}
+    with replacing(path) as draft:
+        save_file(tensors, draft, metadata={"format": FORMAT, "fastweights": json.dumps(header)})
+
+
+def load(path: Path) -> Saved:
+    """Read a model or a checkpoint."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; train a model first, or name another file.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as a safetensors file ({error}).") from None
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{path} is a safetensors file, but not one written by this version of fastweights.")
+    try:
+        header = json.loads(metadata["fastweights"])
+        learner = LearnerSettings.from_json(header["learner"])
+        training = TrainSettings.from_json(header["training"])
+        return Saved(path, learner, training, header["counters"], tensors)
+    except (KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{path} has a damaged header ({error!r}); restore it from a copy or train again.") from None
+
+
+def load_learner(path: Path, device: torch.device | str = "cpu") -> tuple[Learner, Saved]:
+    """The learner in a file, with its best weights, in eval mode."""
+    saved = load(path)
+    learner = build_learner(saved.learner)
+    fill(learner, saved.section("best"), path)
+    return learner.to(device).eval(), saved
+
+
+def fill(module: nn.Module, tensors: Tensors, path: Path) -> None:
+    """Pour saved weights into a module of the same shape."""
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} does not hold the weights its settings call for ({reason[:200]}).") from None
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
+    """An optimiser's moments and step counts, named by parameter number."""
+    state = optimizer.state_dict()["state"]
+    return {f"{i}.{name}": torch.as_tensor(value) for i, entry in state.items() for name, value in entry.items()}
+
+
+def fill_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
+    """The inverse of `optimizer_tensors`; an empty dict is an optimiser that has not stepped yet."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = tensor.clone()
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

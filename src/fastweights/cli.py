@@ -1,0 +1,321 @@
+"""The command line: parses, calls, prints."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from fastweights import checkpoint
+from fastweights.data import Dataset, load
+from fastweights.episodes import EpisodeSampler, EvaluationTasks
+from fastweights.errors import UserError
+from fastweights.evaluation import evaluate as run_evaluation
+from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensorboard_is_installed
+from fastweights.precision import choose_precision
+from fastweights.presets import preset
+from fastweights.settings import TrainSettings
+from fastweights.training import CHECKPOINT, LOG, MODEL, Outcome, Training, resume
+
+app = typer.Typer(
+    help="Learning from one example with Hebbian fast weights.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+DatasetOption = Annotated[str, typer.Option(help="Name of the dataset, or a folder with a subfolder per class.")]
+VariantOption = Annotated[str, typer.Option(help="Which split or protocol, where the dataset has several.")]
+RootOption = Annotated[
+    Path | None, typer.Option(help="Where datasets lie. [default: $FASTWEIGHTS_DATA or the user's cache]")
+]
+PrecisionOption = Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU that has it.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto: a GPU if there is one.")]
+
+
+@app.command()
+def train(
+    dataset: DatasetOption = "strokes",
+    variant: VariantOption = "",
+    data_root: RootOption = None,
+    learner: Annotated[str, typer.Option(help="A preset; see fastweights models.")] = "fwcnn-hebb",
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting of the learner: --set filters=32. Repeatable.")
+    ] = None,
+    way: Annotated[int | None, typer.Option(help="Classes in a task. [default: 5]")] = None,
+    shot: Annotated[int | None, typer.Option(help="Examples of each class to learn from. [default: 1]")] = None,
+    queries: Annotated[int | None, typer.Option(help="Questions per class. [default: 15]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of the slow weights. [default: 2000]")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after this long, whatever the steps.")] = None,
+    tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. [default: 4]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Adam's step size. [default: 0.001]")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant or cosine. [default: constant]")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Decoupled weight decay. [default: 0]")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Of the training loss. [default: 0]")] = None,
+    validate_every: Annotated[
+        int | None, typer.Option(help="Training tasks between validations. [default: 400]")
+    ] = None,
+    validation_tasks: Annotated[int | None, typer.Option(help="Tasks in a validation. [default: 400]")] = None,
+    test_tasks: Annotated[int | None, typer.Option(help="Tasks of the test at the end. [default: 600]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seeds weights and training tasks. [default: 0]")] = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/DATASET-LEARNER-...]")] = None,
+    resume_run: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on where the run in --out stopped; only --steps and --seconds may change."),
+    ] = False,
+) -> None:
+    """Meta-train a learner: slow weights learn, over many tasks, to represent things so that one example is enough."""
+    given = {
+        "way": way,
+        "shot": shot,
+        "queries": queries,
+        "steps": steps,
+        "seconds": seconds,
+        "tasks_per_step": tasks_per_step,
+        "learning_rate": learning_rate,
+        "schedule": schedule,
+        "weight_decay": weight_decay,
+        "label_smoothing": label_smoothing,
+        "validate_every": validate_every,
+        "validation_tasks": validation_tasks,
+        "test_tasks": test_tasks,
+        "seed": seed,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    where = find_device(device)
+    if resume_run:
+        training, sinks = _resumed(out, data_root, where, given)
+    else:
+        given["precision"] = choose_precision(precision, where)
+        training, sinks = _fresh(load_dataset(dataset, data_root, variant), learner, change or [], where, out, given)
+    try:
+        outcome = training.run()
+    finally:
+        for sink in sinks:
+            sink.close()
+    _report(training, outcome)
+
+
+def _fresh(
+    dataset: Dataset, learner: str, changes: list[str], device: torch.device, out: Path | None, given: dict[str, Any]
+) -> tuple[Training, list[Sink]]:
+    settings = replace(TrainSettings(), **given)
+    learner_settings = preset(
+        learner,
+        dataset=dataset.name,
+        item_shape=dataset.item_shape,
+        vocabulary=dataset.vocabulary,
+        way=settings.way,
+        shot=settings.shot,
+        **parse_changes(changes),
+    )
+    name = f"{Path(dataset.name).name}-{learner}-{settings.way}way-{settings.shot}shot-seed{settings.seed}"
+    folder = out or Path("runs") / name
+    if (folder / CHECKPOINT).exists():
+        raise UserError(f"{folder} already holds a run; go on with --resume --out {folder}, or choose another --out.")
+    training = Training(learner_settings, settings, dataset, device, folder)
+    training.sinks = sinks = open_sinks(folder, 0)
+    return training, sinks
+
+
+def _resumed(
+    out: Path | None, root: Path | None, device: torch.device, given: dict[str, Any]
+) -> tuple[Training, list[Sink]]:
+    if out is None:
+        raise UserError("--resume needs --out, the folder of the run to go on with.")
+    fixed = sorted(set(given) - {"steps", "seconds"})
+    if fixed:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
+        raise UserError(f"{options} cannot change in a resumed run; leave it out, or start a new run.")
+    saved = checkpoint.load(out / CHECKPOINT)
+    dataset = load_dataset(saved.training.dataset, root, saved.training.variant)
+    training = resume(out, dataset, device, **given)
+    training.sinks = sinks = open_sinks(out, training.counters.step)
+    return training, sinks
+
+
+def _report(training: Training, outcome: Outcome) -> None:
+    folder, counters, s = training.folder, outcome.counters, training.settings
+    if outcome.test is None:
+        console.print(f"Stopped at step {counters.step:,}; go on with: fastweights train --resume --out {folder}")
+        raise typer.Exit(130)
+    console.print(
+        f"Best validation accuracy {100 * counters.best_accuracy:.2f} % at step {counters.best_step:,}.\n"
+        f"Test: [bold]{outcome.test}[/bold] over {s.test_tasks:,} tasks, {s.way}-way {s.shot}-shot "
+        f"(chance {100 / s.way:.1f} %)."
+    )
+    console.print(f"Model: {folder}/{MODEL}", highlight=False)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model.safetensors, or the folder of a run.")],
+    dataset: Annotated[str | None, typer.Option(help="Another dataset than the one trained on.")] = None,
+    variant: VariantOption = "",
+    data_root: RootOption = None,
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    way: Annotated[int | None, typer.Option(help="Classes in a task. [default: as trained]")] = None,
+    shot: Annotated[int | None, typer.Option(help="Examples of each class. [default: as trained]")] = None,
+    queries: Annotated[int | None, typer.Option(help="Questions per class. [default: as trained]")] = None,
+    tasks: Annotated[int, typer.Option(help="Tasks to answer.")] = 600,
+    seed: Annotated[int, typer.Option(help="Which list of tasks.")] = 0,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+) -> None:
+    """Answer tasks of unseen classes with a trained model; every model is asked the very same ones."""
+    where = find_device(device)
+    learner, saved = load_model(model, where)
+    s = saved.training
+    data = load_dataset(dataset or s.dataset, data_root, variant or (s.variant if dataset in (None, s.dataset) else ""))
+    check_items(saved, data)
+    check_split(data, split)
+    if tasks < 1:
+        raise UserError(f"--tasks must be at least 1, not {tasks}.")
+    questions = EvaluationTasks(
+        data, split, way=way or s.way, shot=shot or s.shot, queries=queries or s.queries, tasks=tasks, seed=seed
+    )
+    with tasks_progress(tasks) as advance:
+        number_format = choose_precision(precision, where)
+        result = run_evaluation(learner, data.splits[split].to(where), questions, number_format, advance)
+    console.print(
+        f"[bold]{result}[/bold] over {tasks:,} tasks of {data.full_name} {split}, {questions.sampler.way}-way "
+        f"{questions.sampler.shot}-shot (chance {100 / questions.sampler.way:.1f} %)"
+    )
+
+
+@app.command()
+def episodes(
+    model: Annotated[Path, typer.Argument(help="A model.safetensors, or the folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The PNG to write; further tasks get numbers.")] = Path(
+        "task.png"
+    ),
+    dataset: Annotated[str | None, typer.Option(help="Another dataset than the one trained on.")] = None,
+    variant: VariantOption = "",
+    data_root: RootOption = None,
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    way: Annotated[int | None, typer.Option(help="Classes in a task. [default: as trained]")] = None,
+    shot: Annotated[int | None, typer.Option(help="Examples of each class. [default: as trained]")] = None,
+    queries: Annotated[int, typer.Option(help="Questions per class.")] = 3,
+    tasks: Annotated[int, typer.Option(help="Tasks to draw.")] = 1,
+    seed: Annotated[int, typer.Option(help="Which tasks.")] = 0,
+) -> None:
+    """Draw tasks being solved: what was shown, what was asked, what the memory returned, what was answered."""
+    from fastweights.pictures import draw_task  # deferred: matplotlib is slow to import
+
+    learner, saved = load_model(model, torch.device("cpu"))
+    s = saved.training
+    data = load_dataset(dataset or s.dataset, data_root, variant or (s.variant if dataset in (None, s.dataset) else ""))
+    check_items(saved, data)
+    check_split(data, split)
+    sampler = EpisodeSampler(data.splits[split], way or s.way, shot or s.shot, queries)
+    episode = sampler.draw(max(tasks, 1), torch.Generator().manual_seed(seed))
+    for i in range(max(tasks, 1)):
+        path = out if i == 0 else out.with_stem(f"{out.stem}-{i + 1}")
+        share = draw_task(learner, episode[i : i + 1], path, f"{data.full_name}, {sampler.way}-way {sampler.shot}-shot")
+        console.print(f"{path}: {100 * share:.0f} % right", highlight=False)
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(help="How long to train.")] = 150.0,
+    out: Annotated[Path, typer.Option(help="Folder for the model and the picture.")] = Path("demo"),
+    data_root: RootOption = None,
+) -> None:
+    """See one-shot learning happen: no download, about three minutes on two CPU cores."""
+    from fastweights.demo import run  # deferred: matplotlib is slow to import
+
+    if not seconds > 0:
+        raise UserError(f"--seconds must be positive, not {seconds}.")
+    run(console, out, seconds, data_root)
+
+
+def find_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name} is not available here ({str(error).splitlines()[0]}).") from None
+    return device
+
+
+def load_dataset(name: str, root: Path | None, variant: str) -> Dataset:
+    return load(name, root, variant)
+
+
+def load_model(path: Path, device: torch.device) -> tuple[Any, checkpoint.Saved]:
+    return checkpoint.load_learner(path / MODEL if path.is_dir() else path, device)
+
+
+def check_items(saved: checkpoint.Saved, data: Dataset) -> None:
+    ours, theirs = saved.learner.item_shape, data.item_shape
+    if ours != theirs:
+        raise UserError(
+            f"{saved.path} was trained on items of shape {ours}, but those of {data.full_name} are {theirs}; "
+            "evaluate it on the dataset it was trained for."
+        )
+
+
+def check_split(data: Dataset, split: str) -> None:
+    if split not in data.splits:
+        raise UserError(f"{data.full_name} has no split {split!r}; there are {', '.join(data.splits)}.")
+
+
+def parse_changes(changes: list[str]) -> dict[str, Any]:
+    """`name=value` pairs; a value is JSON (a number, true, false) or else a word."""
+    parsed: dict[str, Any] = {}
+    for change in changes:
+        name, separator, value = change.partition("=")
+        if not separator:
+            raise UserError(f"--set {change} is not of the form name=value.")
+        try:
+            parsed[name] = json.loads(value)
+        except ValueError:
+            parsed[name] = value
+    return parsed
+
+
+def open_sinks(folder: Path, from_step: int) -> list[Sink]:
+    sinks: list[Sink] = [JsonlLog(folder / LOG, from_step)]
+    if tensorboard_is_installed():
+        sinks.append(TensorBoardLog(folder, from_step))
+    sinks.append(ProgressBar(console))
+    return sinks
+
+
+@contextmanager
+def tasks_progress(tasks: int) -> Iterator[Callable[[int], None]]:
+    """A bar over evaluation tasks, gone when done."""
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("evaluating", total=tasks)
+        yield lambda count: progress.advance(bar, count)
+
+
+def main() -> None:
+    """Run the command line; every failure that a user can cause is one sentence and exit code 2."""
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except (UserError, OSError) as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("interrupted.", 130)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(error.format_message(), 2)  # a wrong option or argument, in typer's words
+
+
+def _fail(sentence: str, code: int) -> None:
+    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True, highlight=False)
+    sys.exit(code)

@@ -1,0 +1,97 @@
+"""The demo: one-shot learning on characters nobody has seen, on a CPU, in a few minutes, with no download."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from fastweights import checkpoint
+from fastweights.data import strokes
+from fastweights.data.items import Dataset
+from fastweights.episodes import EpisodeSampler, EvaluationTasks
+from fastweights.evaluation import Evaluation, evaluate
+from fastweights.learners.base import Learner
+from fastweights.learners.pixels import PixelNearestNeighbour
+from fastweights.logs import JsonlLog, ProgressBar
+from fastweights.pictures import draw_task
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.training import LOG, MODEL, Training
+
+LEARNER = LearnerSettings(item_shape=(28, 28, 1), filters=32, label_noise=0.01)
+"""The paper's fwCNN (Hebb), narrowed so that two cores get through enough tasks."""
+TRAINING = TrainSettings(
+    steps=1_000_000,
+    queries=5,
+    tasks_per_step=8,
+    learning_rate=2e-3,
+    schedule="cosine",
+    validate_every=4000,
+    validation_tasks=200,
+)
+"""Ends by the clock: machines differ."""
+PICTURE = "task.png"
+
+
+def run(console: Console, folder: Path, seconds: float, root: Path | None = None) -> Evaluation:
+    """Make the data, meta-train, test on unseen classes, draw a picture, say what it means."""
+    dataset = _make_dataset(console, root)
+    settings = replace(TRAINING, seconds=seconds)
+    console.print(
+        f"Meta-training on {dataset.splits['train'].classes:,} characters, {seconds:.0f} seconds by the clock:"
+    )
+    bar, log = ProgressBar(console), JsonlLog(folder / LOG)
+    try:
+        training = Training(LEARNER, settings, dataset, folder=folder, sinks=(bar, log))
+        outcome = training.run()
+    finally:
+        bar.close()
+        log.close()
+    if outcome.test is None:
+        raise KeyboardInterrupt
+    learner, _ = checkpoint.load_learner(folder / MODEL)
+    pixels = _on_test(dataset, PixelNearestNeighbour(), settings)
+    _draw_picture(dataset, learner, settings, folder / PICTURE)
+    _report(console, dataset, settings, outcome.test, pixels, folder)
+    return outcome.test
+
+
+def _make_dataset(console: Console, root: Path | None) -> Dataset:
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("drawing the strokes dataset", total=1.0)
+        return strokes.load(root, progress=lambda share: progress.update(bar, completed=share))
+
+
+def _on_test(dataset: Dataset, learner: Learner, s: TrainSettings) -> Evaluation:
+    tasks = EvaluationTasks(dataset, "test", way=s.way, shot=s.shot, queries=s.queries, tasks=s.test_tasks)
+    return evaluate(learner, dataset.splits["test"], tasks)
+
+
+def _draw_picture(dataset: Dataset, learner: Learner, s: TrainSettings, path: Path) -> None:
+    sampler = EpisodeSampler(dataset.splits["test"], s.way, s.shot, queries=3)
+    episode = sampler.draw(1, torch.Generator().manual_seed(1))
+    draw_task(learner, episode, path, "Five characters, each seen once")
+
+
+def _report(
+    console: Console, dataset: Dataset, s: TrainSettings, ours: Evaluation, pixels: Evaluation, folder: Path
+) -> None:
+    table = Table(
+        title=f"{s.way}-way {s.shot}-shot, {s.test_tasks} tasks of {dataset.splits['test'].classes} unseen characters"
+    )
+    table.add_column("learner")
+    table.add_column("accuracy", justify="right")
+    table.add_row("chance", f"{100 / s.way:.2f} %")
+    table.add_row("nearest neighbour on pixels", str(pixels))
+    table.add_row("[bold]fast weights (Hebb)[/bold]", f"[bold]{ours}[/bold]")
+    console.print(table)
+    console.print(f"Model    {folder / MODEL}\nPicture  {folder / PICTURE}\n")
+    console.print(
+        "Try next:\n"
+        f"  fastweights episodes {folder / MODEL} --out tasks.png     draw more tasks being solved\n"
+        f"  fastweights evaluate {folder / MODEL} --way 5 --shot 5    five examples of each class\n"
+        "  fastweights train --dataset strokes --seconds 600    train longer",
+        highlight=False,
+    )

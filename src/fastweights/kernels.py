@@ -1,0 +1,541 @@
+"""Fused CUDA kernels for the CNN's layers, in Triton: convolution, batch norm, 2x2 max-pooling and leaky ReLU.
+
+A layer is y = leaky_relu(max_pool(batch_norm(conv3x3(x)))), as in `encoders.CNN`; the code there is the reference for
+these kernels, and the tests compare values and gradients. What is saved is memory traffic, which bounds such small
+convolutions:
+
+- **First layer.** Its input (bytes) is far smaller than its output (32 or 64 numbers per pixel), so the output is never
+  written: the forward pass convolves, normalises and pools in one go. Batch norm's statistics need no pass over the
+  output either. With p the patch under a filter w, the output is w.p, its mean w.E[p] and its variance w'Cov[p]w: the
+  second moments of the patches (28 x 28 numbers) are enough. They also serve the backward pass, in which every sum over
+  pixels but one, G = sum d p', is known from them; d is zero except where the pooling picked its maximum.
+- **Further layers.** The convolution sums its output's statistics on the way; normalising, pooling and activating are
+  one pass forward, and two (sums, then the gradient) backward.
+- **Inference.** Statistics are constants: each layer is a single pass that writes only what it pooled.
+
+Layouts: images (B, H, W, C) uint8, activations (B, H, W, F). Statistics are float32, from float32 partial sums.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+PROGRAMS = 132 * 8
+"""Programs of the kernels that sum: enough to fill the largest GPUs, few enough that their partial sums are small."""
+
+LAUNCH = {
+    "moments": (256, 4, 1),
+    "first_forward": (128, 4, 2),
+    "first_backward": (128, 4, 1),
+    "conv": (256, 4, 1),
+    "conv_pool": (64, 4, 2),
+    "pool": (32, 4, 2),
+    "pool_sums": (64, 4, 2),
+    "pool_grad": (32, 4, 2),
+}
+"""Pixels per block, warps and pipeline stages of each kernel: the fastest of those tried on an H200."""
+
+
+@triton.jit
+def _patches(images, n, y, x, inside, H, W, C: tl.constexpr, K: tl.constexpr):
+    """The 3x3 neighbourhoods of pixels as rows of K >= 9 C + 1 bytes; the one behind the last byte is 1."""
+    k = tl.arange(0, K)
+    yy = y[:, None] + (k // (3 * C) - 1)[None, :]
+    xx = x[:, None] + ((k // C) % 3 - 1)[None, :]
+    there = inside[:, None] & (k < 9 * C)[None, :] & (yy >= 0) & (yy < H) & (xx >= 0) & (xx < W)
+    at = ((n[:, None] * H + yy) * W + xx) * C + (k % C)[None, :]
+    patch = tl.load(images + at, mask=there, other=0).to(tl.float32)
+    return tl.where(inside[:, None] & (k == 9 * C)[None, :], 1.0, patch)
+
+
+@triton.jit
+def _moments_kernel(
+    images, partial, pixels, H, W, C: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr
+):
+    """Sums of products of patch entries; bytes are exact in bfloat16, products and sums are float32."""
+    total = tl.zeros((K, K), dtype=tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, pixels, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < pixels
+        n, rest = (at // (H * W)).to(tl.int64), at % (H * W)
+        patch = _patches(images, n, rest // W, rest % W, inside, H, W, C, K).to(DTYPE)
+        total = tl.dot(tl.trans(patch), patch, total, input_precision="ieee")
+    k = tl.arange(0, K)
+    tl.store(partial + tl.program_id(0) * K * K + k[:, None] * K + k[None, :], total)
+
+
+@triton.jit
+def _first_forward_kernel(
+    images, weight, scale, shift, out, winner, pooled, H, W, HP, WP, SLOPE,
+    C: tl.constexpr, K: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, TRAIN: tl.constexpr,
+):  # fmt: skip
+    """Convolve, scale and shift, pool, activate; in training remember which of the four pixels won."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = at < pooled
+    n, rest = (at // (HP * WP)).to(tl.int64), at % (HP * WP)
+    k, f = tl.arange(0, K), tl.arange(0, F)
+    w = tl.load(weight + k[:, None] * F + f[None, :])
+    a, b = tl.load(scale + f), tl.load(shift + f)
+    best = tl.full((BLOCK, F), float("-inf"), dtype=tl.float32)
+    won = tl.zeros((BLOCK, F), dtype=tl.int32)
+    for s in tl.static_range(4):
+        y, x = 2 * (rest // WP) + s // 2, 2 * (rest % WP) + s % 2
+        inside = valid & (y < H) & (x < W)
+        patch = _patches(images, n, y, x, inside, H, W, C, K).to(w.dtype)
+        z = tl.dot(patch, w, input_precision="ieee") * a[None, :] + b[None, :]
+        better = inside[:, None] & (z > best)
+        best = tl.where(better, z, best)
+        won = tl.where(better, s, won)
+    best = tl.where(best > 0, best, SLOPE * best)
+    to = at[:, None].to(tl.int64) * F + f[None, :]
+    tl.store(out + to, best.to(out.dtype.element_ty), mask=valid[:, None])
+    if TRAIN:
+        tl.store(winner + to, won.to(tl.uint8), mask=valid[:, None])
+
+
+@triton.jit
+def _first_backward_kernel(
+    images, out, winner, grad, partial, pooled, H, W, HP, WP, SLOPE,
+    C: tl.constexpr, K: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """G = sum over pixels of d p', with d the gradient at the normalised output; its last column is sum d."""
+    total = tl.zeros((F, K), dtype=tl.float32)
+    f = tl.arange(0, F)
+    for start in range(tl.program_id(0) * BLOCK, pooled, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        valid = at < pooled
+        n, rest = (at // (HP * WP)).to(tl.int64), at % (HP * WP)
+        to = at[:, None].to(tl.int64) * F + f[None, :]
+        d = tl.load(grad + to, mask=valid[:, None], other=0).to(tl.float32)
+        d = tl.where(tl.load(out + to, mask=valid[:, None], other=0) > 0, d, SLOPE * d)
+        won = tl.load(winner + to, mask=valid[:, None], other=4)
+        for s in tl.static_range(4):
+            y, x = 2 * (rest // WP) + s // 2, 2 * (rest % WP) + s % 2
+            inside = valid & (y < H) & (x < W)
+            patch = _patches(images, n, y, x, inside, H, W, C, K).to(DTYPE)
+            total = tl.dot(tl.trans(tl.where(won == s, d, 0.0).to(DTYPE)), patch, total, input_precision="ieee")
+    k = tl.arange(0, K)
+    tl.store(partial + tl.program_id(0) * F * K + f[:, None] * K + k[None, :], total)
+
+
+@triton.jit
+def _taps(x, weight, n, y, z, inside, H, W, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
+    """A 3x3 convolution of D to F channels at the pixels (n, y, z): nine products of matrices."""
+    d, f = tl.arange(0, D), tl.arange(0, F)
+    total = tl.zeros((BLOCK, F), dtype=tl.float32)
+    for tap in tl.static_range(9):
+        yy, zz = y + tap // 3 - 1, z + tap % 3 - 1
+        there = inside & (yy >= 0) & (yy < H) & (zz >= 0) & (zz < W)
+        at = ((n * H + yy) * W + zz) * D
+        a = tl.load(x + at[:, None] + d[None, :], mask=there[:, None], other=0)
+        w = tl.load(weight + (tap * D + d[:, None]) * F + f[None, :])
+        total = tl.dot(a, w, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _conv_kernel(x, weight, out, partial, pixels, H, W, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
+    """Convolve, and sum each channel of the output and its square."""
+    f = tl.arange(0, F)
+    sums = tl.zeros((F,), dtype=tl.float32)
+    squares = tl.zeros((F,), dtype=tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, pixels, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < pixels
+        n, rest = (at // (H * W)).to(tl.int64), at % (H * W)
+        z = _taps(x, weight, n, rest // W, rest % W, inside, H, W, D, F, BLOCK).to(out.dtype.element_ty)
+        tl.store(out + at[:, None].to(tl.int64) * F + f[None, :], z, mask=inside[:, None])
+        z = tl.where(inside[:, None], z.to(tl.float32), 0.0)
+        sums += tl.sum(z, axis=0)
+        squares += tl.sum(z * z, axis=0)
+    tl.store(partial + tl.program_id(0) * 2 * F + f, sums)
+    tl.store(partial + tl.program_id(0) * 2 * F + F + f, squares)
+
+
+@triton.jit
+def _conv_pool_kernel(
+    x, weight, scale, shift, out, pooled, H, W, HP, WP, SLOPE, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Inference: convolve, scale and shift, pool and activate in one pass."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = at < pooled
+    n, rest = (at // (HP * WP)).to(tl.int64), at % (HP * WP)
+    f = tl.arange(0, F)
+    a, b = tl.load(scale + f), tl.load(shift + f)
+    best = tl.full((BLOCK, F), float("-inf"), dtype=tl.float32)
+    for s in tl.static_range(4):
+        y, z = 2 * (rest // WP) + s // 2, 2 * (rest % WP) + s % 2
+        inside = valid & (y < H) & (z < W)
+        here = _taps(x, weight, n, y, z, inside, H, W, D, F, BLOCK) * a[None, :] + b[None, :]
+        best = tl.where(inside[:, None] & (here > best), here, best)
+    best = tl.where(best > 0, best, SLOPE * best)
+    tl.store(out + at[:, None].to(tl.int64) * F + f[None, :], best.to(out.dtype.element_ty), mask=valid[:, None])
+
+
+@triton.jit
+def _load_corner(z, n, y, x, inside, H, W, F: tl.constexpr):
+    at = ((n * H + y) * W + x)[:, None] * F + tl.arange(0, F)[None, :]
+    return at, tl.load(z + at, mask=inside[:, None], other=0).to(tl.float32)
+
+
+@triton.jit
+def _pool_kernel(z, scale, shift, out, pooled, H, W, HP, WP, SLOPE, F: tl.constexpr, BLOCK: tl.constexpr):
+    """Scale and shift, pool and activate."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = at < pooled
+    n, rest = (at // (HP * WP)).to(tl.int64), at % (HP * WP)
+    f = tl.arange(0, F)
+    a, b = tl.load(scale + f), tl.load(shift + f)
+    best = tl.full((BLOCK, F), float("-inf"), dtype=tl.float32)
+    for s in tl.static_range(4):
+        y, x = 2 * (rest // WP) + s // 2, 2 * (rest % WP) + s % 2
+        inside = valid & (y < H) & (x < W)
+        _, value = _load_corner(z, n, y, x, inside, H, W, F)
+        value = value * a[None, :] + b[None, :]
+        best = tl.where(inside[:, None] & (value > best), value, best)
+    best = tl.where(best > 0, best, SLOPE * best)
+    tl.store(out + at[:, None].to(tl.int64) * F + f[None, :], best.to(out.dtype.element_ty), mask=valid[:, None])
+
+
+@triton.jit
+def _winners(z, scale, shift, grad, at, valid, H, W, HP, WP, SLOPE, F: tl.constexpr, BLOCK: tl.constexpr):
+    """For each pooled pixel: which of its four won, that one's value before batch norm, and the gradient it gets."""
+    n, rest = (at // (HP * WP)).to(tl.int64), at % (HP * WP)
+    f = tl.arange(0, F)
+    a, b = tl.load(scale + f), tl.load(shift + f)
+    best = tl.full((BLOCK, F), float("-inf"), dtype=tl.float32)
+    winner = tl.zeros((BLOCK, F), dtype=tl.float32)
+    won = tl.zeros((BLOCK, F), dtype=tl.int32)
+    for s in tl.static_range(4):
+        y, x = 2 * (rest // WP) + s // 2, 2 * (rest % WP) + s % 2
+        inside = valid & (y < H) & (x < W)
+        _, value = _load_corner(z, n, y, x, inside, H, W, F)
+        normal = value * a[None, :] + b[None, :]
+        better = inside[:, None] & (normal > best)
+        best = tl.where(better, normal, best)
+        winner = tl.where(better, value, winner)
+        won = tl.where(better, s, won)
+    d = tl.load(grad + at[:, None].to(tl.int64) * F + f[None, :], mask=valid[:, None], other=0).to(tl.float32)
+    return won, winner, tl.where(best > 0, d, SLOPE * d)
+
+
+@triton.jit
+def _pool_sums_kernel(
+    z, scale, shift, grad, partial, pooled, H, W, HP, WP, SLOPE, F: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Backward, first pass: sum d and sum d z over the pixels that won."""
+    f = tl.arange(0, F)
+    sums = tl.zeros((F,), dtype=tl.float32)
+    products = tl.zeros((F,), dtype=tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, pooled, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        _, winner, d = _winners(z, scale, shift, grad, at, at < pooled, H, W, HP, WP, SLOPE, F, BLOCK)
+        sums += tl.sum(d, axis=0)
+        products += tl.sum(d * winner, axis=0)
+    tl.store(partial + tl.program_id(0) * 2 * F + f, sums)
+    tl.store(partial + tl.program_id(0) * 2 * F + F + f, products)
+
+
+@triton.jit
+def _pool_grad_kernel(
+    z, scale, shift, grad, c0, c1, dz, pooled, H, W, HP, WP, SLOPE, F: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Backward, second pass: the gradient at the convolution's output, scale * d - c0 - c1 z."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = at < pooled
+    won, _, d = _winners(z, scale, shift, grad, at, valid, H, W, HP, WP, SLOPE, F, BLOCK)
+    n, rest = (at // (HP * WP)).to(tl.int64), at % (HP * WP)
+    f = tl.arange(0, F)
+    a, constant, slope = tl.load(scale + f), tl.load(c0 + f), tl.load(c1 + f)
+    for s in tl.static_range(4):
+        y, x = 2 * (rest // WP) + s // 2, 2 * (rest % WP) + s % 2
+        inside = valid & (y < H) & (x < W)
+        to, value = _load_corner(z, n, y, x, inside, H, W, F)
+        here = tl.where(won == s, d, 0.0) * a[None, :] - constant[None, :] - slope[None, :] * value
+        tl.store(dz + to, here.to(dz.dtype.element_ty), mask=inside[:, None])
+
+
+class FirstLayer(torch.autograd.Function):
+    """images (B, H, W, C) uint8, weight (F, C, 3, 3), batch norm's gain, bias -> pooled (B, HP, WP, F), mean, var."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, eps: float, slope: float) -> Any:
+        pixels, matrix = images.shape[0] * images.shape[1] * images.shape[2], filter_matrix(weight)
+        first, second = patch_moments(images, matrix)
+        exact = matrix.double()
+        mean = exact.T @ first
+        variance = ((exact.T @ (second - first.outer(first))) * exact.T).sum(-1).clamp_min(0)
+        deviation = (variance + eps).sqrt()
+        scale = gain.double() / deviation
+        out, winner = first_forward(images, matrix, scale, bias.double() - scale * mean, slope, train=True)
+        ctx.save_for_backward(images, out, winner, matrix, gain, first, second, mean, deviation)
+        ctx.slope = slope
+        mean, variance = mean.float(), (variance * pixels / (pixels - 1)).float()
+        ctx.mark_non_differentiable(mean, variance)
+        return out, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        images, out, winner, matrix, gain, first, second, mean, deviation = ctx.saved_tensors
+        channels = images.shape[3]
+        moments = first_backward(images, out, winner, grads[0].contiguous(), matrix, ctx.slope).double()
+        d_patch, d_sum = moments[:, : 9 * channels] / 255, moments[:, 9 * channels]
+        exact = matrix[: 9 * channels].double()
+        d_z = (d_patch * exact.T).sum(-1)
+        d_normal = (d_z - mean * d_sum) / deviation
+        # Sums over all pixels of the gradient at the convolution's output times the patch, by the moments alone.
+        patches = first[: 9 * channels]
+        normal_patch = (exact.T @ second[: 9 * channels, : 9 * channels] - mean.outer(patches)) / deviation.unsqueeze(1)
+        d_weight = d_patch - d_sum.outer(patches) - d_normal.unsqueeze(1) * normal_patch
+        d_weight = (gain.double() / deviation).unsqueeze(1) * d_weight
+        d_weight = d_weight.view(-1, 3, 3, channels).permute(0, 3, 1, 2).float()
+        return None, d_weight, d_normal.float(), d_sum.float(), None, None
+
+
+def filter_matrix(weight: Tensor) -> Tensor:
+    """Filters (F, C, 3, 3) as a matrix (K, F) over patches: rounded to the product's type, padded with zeros."""
+    filters, channels = weight.shape[:2]
+    rows = triton.next_power_of_2(max(9 * channels + 1, 16))
+    matrix = torch.zeros(rows, filters, dtype=product_dtype(weight), device=weight.device)
+    matrix[: 9 * channels] = weight.permute(2, 3, 1, 0).reshape(9 * channels, filters)
+    return matrix
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """bfloat16 on a GPU; the interpreter that runs these kernels on a CPU has no such thing."""
+    return torch.bfloat16 if tensor.is_cuda else torch.float32
+
+
+def _tl_dtype(dtype: torch.dtype) -> Any:
+    return tl.bfloat16 if dtype == torch.bfloat16 else tl.float32
+
+
+def patch_moments(images: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (K) and mean product (K, K) of the entries of all patches, in pixels of 0 .. 1, float64."""
+    count, height, width, channels = images.shape
+    pixels, rows = count * height * width, matrix.shape[0]
+    block, warps, stages = LAUNCH["moments"]
+    programs = min(PROGRAMS, triton.cdiv(pixels, block))
+    partial = torch.empty(programs, rows, rows, device=images.device)
+    _moments_kernel[(programs,)](
+        images, partial, pixels, height, width,
+        C=channels, K=rows, BLOCK=block, DTYPE=_tl_dtype(matrix.dtype), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    total = partial.sum(0, dtype=torch.float64) / pixels
+    first = total[9 * channels] / 255
+    second = total / 255**2
+    used = torch.arange(rows, device=images.device) < 9 * channels
+    return first * used, second * used.outer(used)
+
+
+def first_forward(
+    images: Tensor, matrix: Tensor, scale: Tensor, shift: Tensor, slope: float, train: bool
+) -> tuple[Tensor, Tensor]:
+    count, height, width, channels = images.shape
+    rows, filters = matrix.shape
+    tall, wide = (height + 1) // 2, (width + 1) // 2
+    out = torch.empty(count, tall, wide, filters, dtype=matrix.dtype, device=images.device)
+    winner = torch.empty_like(out, dtype=torch.uint8) if train else out
+    pooled = count * tall * wide
+    block, warps, stages = LAUNCH["first_forward"]
+    _first_forward_kernel[(triton.cdiv(pooled, block),)](
+        images, matrix, (scale / 255).float(), shift.float(), out, winner, pooled, height, width, tall, wide, slope,
+        C=channels, K=rows, F=filters, BLOCK=block, TRAIN=train, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out, winner
+
+
+def first_backward(images: Tensor, out: Tensor, winner: Tensor, grad: Tensor, matrix: Tensor, slope: float) -> Tensor:
+    """G (F, K), in units of pixels of 0 .. 255."""
+    count, height, width, channels = images.shape
+    rows, filters = matrix.shape
+    tall, wide = out.shape[1:3]
+    pooled = count * tall * wide
+    block, warps, stages = LAUNCH["first_backward"]
+    programs = min(PROGRAMS, triton.cdiv(pooled, block))
+    partial = torch.empty(programs, filters, rows, device=images.device)
+    _first_backward_kernel[(programs,)](
+        images, out, winner, grad, partial, pooled, height, width, tall, wide, slope,
+        C=channels, K=rows, F=filters, BLOCK=block, DTYPE=_tl_dtype(matrix.dtype), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return partial.sum(0)
+
+
+class FurtherLayer(torch.autograd.Function):
+    """x (B, H, W, D), weight (F, D, 3, 3), batch norm's gain and bias -> pooled (B, HP, WP, F), mean, var."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, eps: float, slope: float) -> Any:
+        z, sums = conv_with_sums(x, weight)
+        pixels = z.shape[0] * z.shape[1] * z.shape[2]
+        mean, square = (sums / pixels).unbind(0)
+        variance = (square - mean * mean).clamp_min(0)
+        deviation = (variance + eps).sqrt()
+        scale = gain.double() / deviation
+        shift = bias.double() - scale * mean
+        scale, shift = scale.float(), shift.float()
+        out = pool_forward(z, scale, shift, slope)
+        ctx.save_for_backward(x, weight, z, scale, shift, mean, deviation)
+        ctx.slope = slope
+        mean, variance = mean.float(), (variance * pixels / (pixels - 1)).float()
+        ctx.mark_non_differentiable(mean, variance)
+        return out, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight, z, scale, shift, mean, deviation = ctx.saved_tensors
+        pixels = z.shape[0] * z.shape[1] * z.shape[2]
+        grad = grads[0].contiguous()
+        d_sum, d_z = pool_sums(z, scale, shift, grad, ctx.slope).unbind(0)
+        d_normal = (d_z - mean * d_sum) / deviation
+        # dz = scale (d - mean d - normal * mean(d normal)), with normal = (z - mean) / deviation
+        c1 = scale * d_normal / (pixels * deviation)
+        c0 = scale * d_sum / pixels - c1 * mean
+        dz = pool_grad(z, scale, shift, grad, c0.float(), c1.float(), ctx.slope)
+        d_x, d_weight = conv_backward(dz, x, weight)
+        return d_x, d_weight, d_normal.float(), d_sum.float(), None, None
+
+
+def tap_matrices(weight: Tensor) -> Tensor:
+    """Filters (F, D, 3, 3) as nine matrices (9, D, F)."""
+    return weight.permute(2, 3, 1, 0).to(product_dtype(weight)).contiguous()
+
+
+def conv_with_sums(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The convolution z (B, H, W, F), and the sums over pixels of z and of its square (2, F), float64."""
+    (count, height, width, channels), filters = x.shape, weight.shape[0]
+    z = torch.empty(count, height, width, filters, dtype=x.dtype, device=x.device)
+    pixels = count * height * width
+    block, warps, stages = LAUNCH["conv"]
+    programs = min(PROGRAMS, triton.cdiv(pixels, block))
+    partial = torch.empty(programs, 2, filters, device=x.device)
+    _conv_kernel[(programs,)](
+        x,
+        tap_matrices(weight),
+        z,
+        partial,
+        pixels,
+        height,
+        width,
+        D=channels,
+        F=filters,
+        BLOCK=block,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return z, partial.sum(0, dtype=torch.float64)
+
+
+def conv_backward(dz: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of a 3x3 convolution with respect to its input and its filters, by the vendor's library."""
+    chw = (0, 3, 1, 2)
+    filters = weight.to(x.dtype).contiguous(memory_format=torch.channels_last)
+    d_x, d_weight, _ = torch.ops.aten.convolution_backward(
+        dz.permute(chw), x.permute(chw), filters, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
+    return d_x.permute(0, 2, 3, 1), d_weight.to(weight.dtype)
+
+
+def _grid(z: Tensor, block: int) -> tuple[int, int, int, int, int, int]:
+    count, height, width, _ = z.shape
+    tall, wide = (height + 1) // 2, (width + 1) // 2
+    pooled = count * tall * wide
+    return triton.cdiv(pooled, block), pooled, height, width, tall, wide
+
+
+def pool_forward(z: Tensor, scale: Tensor, shift: Tensor, slope: float) -> Tensor:
+    block, warps, stages = LAUNCH["pool"]
+    blocks, pooled, height, width, tall, wide = _grid(z, block)
+    out = torch.empty(z.shape[0], tall, wide, z.shape[3], dtype=z.dtype, device=z.device)
+    _pool_kernel[(blocks,)](
+        z,
+        scale,
+        shift,
+        out,
+        pooled,
+        height,
+        width,
+        tall,
+        wide,
+        slope,
+        F=z.shape[3],
+        BLOCK=block,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return out
+
+
+def pool_sums(z: Tensor, scale: Tensor, shift: Tensor, grad: Tensor, slope: float) -> Tensor:
+    """Sums over pixels of d and of d z, (2, F) float64."""
+    block, warps, stages = LAUNCH["pool_sums"]
+    blocks, pooled, height, width, tall, wide = _grid(z, block)
+    programs = min(PROGRAMS, blocks)
+    partial = torch.empty(programs, 2, z.shape[3], device=z.device)
+    _pool_sums_kernel[(programs,)](
+        z, scale, shift, grad, partial, pooled, height, width, tall, wide, slope,
+        F=z.shape[3], BLOCK=block, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return partial.sum(0, dtype=torch.float64)
+
+
+def pool_grad(z: Tensor, scale: Tensor, shift: Tensor, grad: Tensor, c0: Tensor, c1: Tensor, slope: float) -> Tensor:
+    block, warps, stages = LAUNCH["pool_grad"]
+    blocks, pooled, height, width, tall, wide = _grid(z, block)
+    dz = torch.empty_like(z)
+    _pool_grad_kernel[(blocks,)](
+        z, scale, shift, grad, c0, c1, dz, pooled, height, width, tall, wide, slope,
+        F=z.shape[3], BLOCK=block, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return dz
+
+
+def first_layer_inference(images: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, slope: float) -> Tensor:
+    return first_forward(images, filter_matrix(weight), scale, shift, slope, train=False)[0]
+
+
+def further_layer_inference(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, slope: float) -> Tensor:
+    filters = weight.shape[0]
+    block, warps, stages = LAUNCH["conv_pool"]
+    blocks, pooled, height, width, tall, wide = _grid(x, block)
+    out = torch.empty(x.shape[0], tall, wide, filters, dtype=x.dtype, device=x.device)
+    _conv_pool_kernel[(blocks,)](
+        x, tap_matrices(weight), scale.float(), shift.float(), out, pooled, height, width, tall, wide, slope,
+        D=x.shape[3], F=filters, BLOCK=block, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+def run_cnn(images: Tensor, convolutions: Sequence[nn.Conv2d], norms: Sequence[nn.BatchNorm2d], slope: float) -> Tensor:
+    """What `encoders.CNN` computes, in bfloat16: (B, H, W, C) uint8 -> (B, F, HP, WP).
+
+    In training the running statistics are updated as `nn.BatchNorm2d` does.
+    """
+    x = images
+    for i, (convolution, norm) in enumerate(zip(convolutions, norms, strict=True)):
+        if norm.training:
+            layer = FirstLayer if i == 0 else FurtherLayer
+            x, mean, variance = layer.apply(x, convolution.weight, norm.weight, norm.bias, norm.eps, slope)
+            _track(norm, mean, variance)
+        else:
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+            shift = norm.bias - scale * norm.running_mean
+            layer_inference = first_layer_inference if i == 0 else further_layer_inference
+            x = layer_inference(x, convolution.weight, scale, shift, slope)
+    return x.permute(0, 3, 1, 2)
+
+
+def _track(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    with torch.no_grad():
+        norm.num_batches_tracked += 1
+        norm.running_mean.lerp_(mean, norm.momentum or 0.0)
+        norm.running_var.lerp_(variance, norm.momentum or 0.0)

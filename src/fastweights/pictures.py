@@ -1,0 +1,97 @@
+"""One picture of a task being solved: what was shown once, what was asked, what the memory returned and the answer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fastweights.episodes import Episode
+from fastweights.files import replacing
+from fastweights.learners.base import Learner
+
+COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
+RIGHT, WRONG = "#2a7d2e", "#c62828"
+MOST_COLUMNS = 6
+"""A task of more classes than this wraps its queries; otherwise each stands in its class's column."""
+
+
+def draw_task(learner: Learner, episode: Episode, path: Path, title: str = "") -> float:
+    """Draw the first task of an episode to a PNG; returns the share of its queries answered rightly."""
+    task = episode[:1]
+    learner.eval()
+    with torch.no_grad():
+        state = learner.describe(task.support_x, task.support_y, task.way)
+        answers = learner.predict(state, task.query_x)[0].argmax(-1).cpu()
+        recalled = learner.recall(state, task.query_x)
+    right = answers == task.query_y[0].cpu()
+    figure = _figure(task, answers, right, None if recalled is None else recalled[0].cpu(), title)
+    with replacing(path) as draft:
+        figure.savefig(draft, format="png", dpi=110)
+    return right.float().mean().item()
+
+
+def letters(count: int) -> list[str]:
+    """A, B, ... Z, A1, B1, ...: names for the classes of a task."""
+    return [chr(65 + i % 26) + (str(i // 26) if i >= 26 else "") for i in range(count)]
+
+
+def _figure(task: Episode, answers: Tensor, right: Tensor, recalled: Tensor | None, title: str) -> Figure:
+    names, colours = letters(task.way), [COLOURS[i % len(COLOURS)] for i in range(task.way)]
+    shot, cards = task.support_x.shape[1] // task.way, task.query_x.shape[1]
+    shots_shown = min(shot, 3)
+    columns = min(task.way, MOST_COLUMNS)
+    rows = -(-cards // columns)
+    figure = Figure(figsize=(2 * columns, 1.1 + 1.3 * (shots_shown + rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    score = f"{int(right.sum())} of {cards} right"
+    figure.suptitle(f"{title}  ·  {score}" if title else score, fontsize=13)
+    halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 * shots_shown + 0.3, 1.3 * rows + 0.3])
+    _draw_support(halves[0].subplots(shots_shown, task.way, squeeze=False), task, shot, names, colours)
+    halves[0].suptitle(f"shown {'once' if shot == 1 else f'{shot} times'}", fontsize=10, color="#555555")
+    halves[1].suptitle("asked: the answer, and what the memory returned for each class", fontsize=10, color="#555555")
+    grid = halves[1].add_gridspec(rows, 2 * columns)
+    by_column = torch.arange(cards).view(task.way, -1).T.flatten() if columns == task.way else torch.arange(cards)
+    for place, i in enumerate(by_column.tolist()):
+        row, column = divmod(place, columns)
+        card = halves[1].add_subplot(grid[row, 2 * column])
+        _draw_answer(card, task.query_x[0, i], names[int(answers[i])], bool(right[i]))
+        if recalled is not None:
+            _draw_recall(halves[1].add_subplot(grid[row, 2 * column + 1]), recalled[i], names, colours)
+    return figure
+
+
+def _draw_support(axes: Any, task: Episode, shot: int, names: Sequence[str], colours: Sequence[str]) -> None:
+    for label in range(task.way):
+        of_class = (task.support_y[0] == label).nonzero().flatten()
+        for row in range(len(axes)):
+            _show(axes[row, label], task.support_x[0, of_class[row]])
+        axes[0, label].set_title(names[label], color=colours[label], fontweight="bold", fontsize=12)
+
+
+def _draw_answer(axes: Axes, image: Tensor, answer: str, right: bool) -> None:
+    _show(axes, image)
+    colour = RIGHT if right else WRONG
+    axes.set_title(f"{answer} {'✓' if right else '✗'}", color=colour, fontsize=10, fontweight="bold", pad=2)
+    for spine in axes.spines.values():
+        spine.set(visible=True, color=colour, linewidth=2)
+
+
+def _draw_recall(axes: Axes, recalled: Tensor, names: Sequence[str], colours: Sequence[str]) -> None:
+    largest = recalled.abs().max().clamp_min(1e-12)
+    axes.barh(range(len(names)), (recalled / largest).tolist(), color=colours)
+    axes.set(yticks=range(len(names)), xticks=[], xlim=(min(0.0, float((recalled / largest).min())), 1.05))
+    axes.set_yticklabels(names, fontsize=6)
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def _show(axes: Axes, image: Tensor) -> None:
+    pixels = image.cpu().numpy()
+    axes.imshow(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels, cmap="gray_r", interpolation="nearest")
+    axes.set(xticks=[], yticks=[])

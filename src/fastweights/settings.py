@@ -1,0 +1,96 @@
+"""Everything that can be chosen about a learner and its training, in two flat dataclasses: what a checkpoint holds."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from fastweights.errors import UserError
+
+
+@dataclass(frozen=True)
+class _Settings:
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise UserError(f"unknown settings {', '.join(unknown)}; was this file written by a newer version?")
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+@dataclass(frozen=True)
+class LearnerSettings(_Settings):
+    """What a learner is built from."""
+
+    system: str = "fast-weights"
+    """Which kind of learner: a key of `learners.SYSTEMS`."""
+    encoder: str = "cnn"
+    """Which network computes the keys: a key of `learners.ENCODERS`."""
+    item_shape: tuple[int, ...] = (28, 28, 1)
+    """Height, width and channels of the images."""
+    slots: int = 5
+    """Label slots (C): the most classes a task may have."""
+    filters: int = 64
+    """Filters in each convolution of the CNN."""
+    layers: int = 5
+    """Convolution layers of the CNN."""
+    batch_norm: int = 5
+    """How many of the CNN's layers, from the first, are batch-normalised."""
+    conv_bias: bool = False
+    """Whether the CNN's convolutions have biases."""
+    width: int = 288
+    """Units of the fast-weight layer (d_L)."""
+    bias: bool = True
+    """Whether the slow paths of the top layers have biases."""
+    label_noise: float = 0.0
+    """Uniform noise added to the one-hot labels in training, at most this much either way."""
+    slow_path: bool = True
+    """Whether the fast-weight layer has slow weights beside it."""
+    truncated: bool = False
+    """Whether the memory is a constant to the optimiser."""
+
+
+@dataclass(frozen=True)
+class TrainSettings(_Settings):
+    """How a learner is trained."""
+
+    dataset: str = "strokes"
+    """Name of the dataset."""
+    variant: str = ""
+    """Which split or protocol of it, where it has several."""
+    data_hash: str = ""
+    """Content hash of the data trained on."""
+    way: int = 5
+    """Classes in a task (N)."""
+    shot: int = 1
+    """Examples to learn each class from (K)."""
+    queries: int = 15
+    """Questions asked per class (Q)."""
+    steps: int = 2000
+    """Updates of the slow weights."""
+    seconds: float = 0.0
+    """Wall-clock budget that ends training early; 0 is none."""
+    tasks_per_step: int = 4
+    """Tasks behind each update."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    schedule: str = "constant"
+    """How the step size changes over the run: constant or cosine."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW)."""
+    label_smoothing: float = 0.0
+    """Label smoothing of the training loss."""
+    validate_every: int = 400
+    """Training tasks between two validations."""
+    validation_tasks: int = 400
+    """Tasks in each validation."""
+    test_tasks: int = 600
+    """Tasks of the one test at the end."""
+    log_every: int = 20
+    """Steps between two lines of the log."""
+    precision: str = "float32"
+    """What the encoder computes in: float32 or bfloat16."""
+    seed: int = 0
+    """Seeds the weights and every training task."""

@@ -1,0 +1,238 @@
+"""The one training loop: draw tasks, step, validate now and then, keep the best, test once at the end."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastweights import checkpoint
+from fastweights.data.items import Dataset
+from fastweights.episodes import EpisodeSampler, EvaluationTasks, seed_of
+from fastweights.errors import UserError
+from fastweights.evaluation import Evaluation, evaluate
+from fastweights.learners import Learner, build_learner
+from fastweights.logs import Sink
+from fastweights.precision import PRECISIONS
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.steps import TrainStep
+
+CHECKPOINT, MODEL, LOG = "checkpoint.safetensors", "model.safetensors", "log.jsonl"
+"""The files of a run's folder."""
+CHECKPOINT_SECONDS = 15.0
+"""Checkpoints are written after a validation, but not more often than this."""
+
+
+@dataclass
+class Counters:
+    """Where a run stands; everything besides tensors that a checkpoint must remember."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best_accuracy: float = -1.0
+    best_step: int = 0
+    validated_step: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    counters: Counters
+    interrupted: bool
+    test: Evaluation | None
+    """None where the run was interrupted: the test split is touched once, at the end."""
+
+
+def check_settings(settings: TrainSettings) -> None:
+    if settings.schedule not in ("constant", "cosine"):
+        raise UserError(f"unknown schedule {settings.schedule!r}; there are constant and cosine.")
+    if settings.precision not in PRECISIONS:
+        raise UserError(f"unknown precision {settings.precision!r}; there are {' and '.join(PRECISIONS)}.")
+    for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks", "log_every"):
+        if getattr(settings, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}.")
+    if not 0 < settings.learning_rate < math.inf:
+        raise UserError(f"--learning-rate must be positive, not {settings.learning_rate}.")
+
+
+class Training:
+    """A run in progress: a learner, its data, its optimiser and where it stands."""
+
+    def __init__(
+        self,
+        learner_settings: LearnerSettings,
+        settings: TrainSettings,
+        dataset: Dataset,
+        device: torch.device | str = "cpu",
+        folder: Path | None = None,
+        sinks: Sequence[Sink] = (),
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> None:
+        check_settings(settings)
+        settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
+        self.learner_settings, self.settings, self.dataset = learner_settings, settings, dataset
+        self.folder, self.sinks, self.checkpoint_seconds = folder, list(sinks), checkpoint_seconds
+        torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
+        self.learner = build_learner(learner_settings).to(device).train()
+        self.items = {name: items.to(device) for name, items in dataset.splits.items()}
+        sampler = EpisodeSampler(self.items["train"], settings.way, settings.shot, settings.queries)
+        graph = torch.device(device).type == "cuda"
+        self.take_step = TrainStep(self.learner, sampler, settings, graph)
+        self._questions: dict[str, EvaluationTasks] = {}
+        self.counters = Counters()
+        self.best = _copy_weights(self.learner)
+        self._saved_at = time.monotonic()
+        self._logged_step, self._logged_at = 0, time.monotonic()
+        self._stop = False
+
+    def restore(self, saved: checkpoint.Saved) -> None:
+        """Go on exactly where a checkpoint was written."""
+        checkpoint.fill(self.learner, saved.section("model"), saved.path)
+        checkpoint.fill_optimizer(self.take_step.optimizer, saved.section("optimizer"))
+        self.best = {name: t.to(self.take_step.device) for name, t in saved.section("best").items()}
+        self.counters = Counters(**saved.counters)
+
+    def run(self) -> Outcome:
+        """Train to the end (or until Ctrl-C), then answer the test tasks once with the best weights."""
+        with self._interruptible():
+            self._loop()
+        if self.counters.step > self._logged_step:
+            self._log()
+        if not self._stop and self.counters.validated_step < self.counters.step:
+            self._validate()
+        self.save()
+        return Outcome(self.counters, self._stop, None if self._stop else self._test())
+
+    def _loop(self) -> None:
+        counters = self.counters
+        started = self._logged_at = time.monotonic()
+        before = counters.seconds
+        self._logged_step = counters.step
+        while counters.step < self.settings.steps and self._done() < 1 and not self._stop:
+            self.take_step(counters.step, self._done())
+            counters.step += 1
+            validation_due = self._validation_is_due()
+            if validation_due or counters.step % self.settings.log_every == 0:
+                self._log()
+            if validation_due:
+                self._validate()
+                self._save_now_and_then()
+            counters.seconds = before + time.monotonic() - started
+
+    def _done(self) -> float:
+        """The share of the run that is behind us: by steps or by the clock, whichever is ahead."""
+        share = self.counters.step / self.settings.steps
+        return max(share, self.counters.seconds / self.settings.seconds) if self.settings.seconds else share
+
+    def _validation_is_due(self) -> bool:
+        tasks, every = self.settings.tasks_per_step, self.settings.validate_every
+        return self.counters.step * tasks // every > self.counters.validated_step * tasks // every
+
+    def _log(self) -> None:
+        """Report the steps since the last report; stop the run if one of them went wrong."""
+        metrics, now, steps = self.take_step.metrics(), time.monotonic(), self.counters.step - self._logged_step
+        bad = (~metrics.isfinite().all(-1)).nonzero()
+        if len(bad):
+            raise UserError(
+                f"the loss is not a number from step {self._logged_step + int(bad[0]) + 1} on: nothing after the last "
+                "checkpoint was kept; try a lower --learning-rate."
+            )
+        loss, accuracy = metrics.double().mean(0).tolist()
+        rate = steps * self.settings.tasks_per_step / max(now - self._logged_at, 1e-9)
+        done = self._done()
+        self._write(
+            "train", loss=loss, accuracy=accuracy, tasks_per_second=rate, done=done, losses=metrics[:, 0].tolist()
+        )
+        self._logged_step, self._logged_at = self.counters.step, now
+
+    def _validate(self) -> None:
+        accuracy = self._evaluate("val", self.settings.validation_tasks).accuracy
+        self.counters.validated_step = self.counters.step
+        if accuracy > self.counters.best_accuracy:
+            self.counters.best_accuracy, self.counters.best_step = accuracy, self.counters.step
+            self.best = _copy_weights(self.learner)
+        self._write("validation", accuracy=accuracy, best=self.counters.best_accuracy)
+        self._logged_at = time.monotonic()
+
+    def _test(self) -> Evaluation:
+        current = _copy_weights(self.learner)
+        self.learner.load_state_dict(self.best)
+        result = self._evaluate("test", self.settings.test_tasks)
+        self._write("test", accuracy=result.accuracy, ci95=result.ci95, tasks=self.settings.test_tasks)
+        self.learner.load_state_dict(current)
+        return result
+
+    def _evaluate(self, split: str, tasks: int) -> Evaluation:
+        s = self.settings
+        if split not in self._questions:
+            self._questions[split] = EvaluationTasks(
+                self.dataset, split, way=s.way, shot=s.shot, queries=s.queries, tasks=tasks
+            )
+        return evaluate(self.learner, self.items[split], self._questions[split], s.precision)
+
+    def _write(self, event: str, **values: Any) -> None:
+        line = {"event": event, "step": self.counters.step, "seconds": round(self.counters.seconds, 3), **values}
+        for sink in self.sinks:
+            sink.write(line)
+
+    def _save_now_and_then(self) -> None:
+        if time.monotonic() - self._saved_at >= self.checkpoint_seconds:
+            self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint, and the best model so far as a file of its own."""
+        if self.folder is None:
+            return
+        weights = {"best": self.best}
+        whole = {
+            **weights,
+            "model": self.learner.state_dict(),
+            "optimizer": checkpoint.optimizer_tensors(self.take_step.optimizer),
+        }
+        for name, sections in ((MODEL, weights), (CHECKPOINT, whole)):
+            path = self.folder / name
+            checkpoint.save(path, sections, self.learner_settings, self.settings, asdict(self.counters))
+        self._saved_at = time.monotonic()
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the loop after the current step; a second Ctrl-C is not caught."""
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            self._stop = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        former = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+
+def _copy_weights(learner: Learner) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in learner.state_dict().items()}
+
+
+def resume(
+    folder: Path, dataset: Dataset, device: torch.device | str = "cpu", sinks: Sequence[Sink] = (), **changes: Any
+) -> Training:
+    """A run as its checkpoint left it; `changes` (a new number of steps, say) replace settings."""
+    saved = checkpoint.load(folder / CHECKPOINT)
+    if saved.training.data_hash != dataset.content_hash:
+        raise UserError(f"{saved.path} was trained on other data than {dataset.full_name} is now; train it anew.")
+    training = Training(saved.learner, replace(saved.training, **changes), dataset, device, folder, sinks)
+    training.restore(saved)
+    return training

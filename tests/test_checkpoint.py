@@ -1,0 +1,84 @@
+"""Files of models: whole or not at all, refused with one sentence when they are not what they should be."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fastweights import checkpoint
+from fastweights.errors import UserError
+from fastweights.files import replacing
+from fastweights.learners import build_learner
+from fastweights.settings import TrainSettings
+
+
+@pytest.fixture
+def saved(tmp_path, learner_settings):
+    learner = build_learner(learner_settings)
+    path = tmp_path / "model.safetensors"
+    checkpoint.save(path, {"best": learner.state_dict()}, learner_settings, TrainSettings(way=3), {"step": 7})
+    return path, learner
+
+
+def test_a_model_comes_back_as_it_was(saved, learner_settings):
+    path, learner = saved
+    loaded, info = checkpoint.load_learner(path)
+    assert info.learner == learner_settings
+    assert info.training == TrainSettings(way=3)
+    assert info.counters == {"step": 7}
+    assert not loaded.training
+    for name, tensor in learner.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name])
+    assert "hidden.projection" in loaded.state_dict()
+
+
+def test_an_optimizer_comes_back_as_it_was():
+    def make():
+        weight = torch.nn.Parameter(torch.ones(3))
+        return weight, torch.optim.AdamW([weight], lr=0.1)
+
+    (w1, first), (w2, second) = make(), make()
+    for _ in range(3):
+        w1.grad = torch.tensor([1.0, -2.0, 3.0])
+        first.step()
+    checkpoint.fill_optimizer(second, checkpoint.optimizer_tensors(first))
+    w2.data.copy_(w1.data)
+    for weight, optimizer in ((w1, first), (w2, second)):
+        weight.grad = torch.tensor([0.5, 0.5, 0.5])
+        optimizer.step()
+    assert torch.equal(w1, w2)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.safetensors does not exist"):
+        checkpoint.load(tmp_path / "nothing.safetensors")
+
+
+def test_a_truncated_file_is_refused(saved):
+    path, _ = saved
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="cannot be read as a safetensors file"):
+        checkpoint.load(path)
+
+
+def test_a_foreign_safetensors_file_is_refused(tmp_path):
+    save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="not one written by this version"):
+        checkpoint.load(tmp_path / "x.safetensors")
+
+
+def test_weights_that_do_not_fit_the_settings_are_refused(saved, learner_settings):
+    path, learner = saved
+    weights = {**learner.state_dict(), "hidden.slow.weight": torch.ones(2, 2)}
+    checkpoint.save(path, {"best": weights}, learner_settings, TrainSettings(), {})
+    with pytest.raises(UserError, match="does not hold the weights"):
+        checkpoint.load_learner(path)
+
+
+def test_a_failed_write_leaves_the_former_file_and_no_draft(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(OSError), replacing(path) as draft:  # noqa: PT012
+        draft.write_text("half")
+        raise OSError("disk full")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,139 @@
+"""The command line: it does the job, and every mistake gets one sentence and exit code 2."""
+
+import json
+import sys
+
+import pytest
+import torch
+from conftest import blobs
+from PIL import Image
+
+from fastweights import cli
+from fastweights.data.items import Dataset
+from fastweights.training import CHECKPOINT, LOG, MODEL
+
+NARROW = ["--set", "filters=8", "--set", "layers=3", "--set", "width=64"]
+QUICK = ["--queries", "3", "--steps", "6", "--validation-tasks", "10", "--test-tasks", "20", "--validate-every", "8"]
+
+
+@pytest.fixture(autouse=True)
+def small_data(monkeypatch, dataset, tmp_path):
+    """`strokes` is small here, and `wide` has images of another size."""
+    wide = Dataset("wide", {name: blobs(12, 10, 0, size=12) for name in ("train", "val", "test")}, "wide")
+    known = {"strokes": dataset, "blobs": dataset, "wide": wide}
+    monkeypatch.setattr(cli, "load", lambda name, root=None, variant="": known[name])
+    monkeypatch.chdir(tmp_path)
+
+
+def call(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["fastweights", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+def train(monkeypatch, *arguments: str) -> int:
+    return call(monkeypatch, "train", "--out", "run", *NARROW, *QUICK, *arguments)
+
+
+def refused(monkeypatch, capsys, *arguments: str) -> str:
+    """The one sentence that a wrong call is answered with."""
+    assert call(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+    return error
+
+
+def test_train_evaluate_and_draw(monkeypatch, capsys, tmp_path):
+    assert train(monkeypatch) == 0
+    assert {CHECKPOINT, MODEL, LOG} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert "Test:" in capsys.readouterr().out
+    events = [json.loads(line) for line in (tmp_path / "run" / LOG).read_text().splitlines()]
+    assert [e["event"] for e in events].count("test") == 1
+    assert sum(len(e["losses"]) for e in events if e["event"] == "train") == 6
+
+    assert call(monkeypatch, "evaluate", "run", "--tasks", "20", "--queries", "3") == 0
+    said = capsys.readouterr().out
+    accuracy = f"{100 * events[-1]['accuracy']:.2f}"
+    assert accuracy in said  # the same model answers the same tasks
+
+    assert call(monkeypatch, "episodes", "run", "--tasks", "2", "-o", "task.png") == 0
+    for name in ("task.png", "task-2.png"):
+        picture = Image.open(tmp_path / name)
+        assert picture.width > 300
+        assert len(picture.convert("RGB").getcolors(1 << 24)) > 10
+
+
+def test_resume_goes_on(monkeypatch, capsys, tmp_path):
+    assert train(monkeypatch) == 0
+    assert call(monkeypatch, "train", "--resume", "--out", "run", "--steps", "9") == 0
+    events = [json.loads(line) for line in (tmp_path / "run" / LOG).read_text().splitlines()]
+    assert sum(len(e["losses"]) for e in events if e["event"] == "train") == 9
+    sentence = refused(monkeypatch, capsys, "train", "--resume", "--out", "run", "--way", "3")
+    assert "--way cannot change" in sentence
+
+
+def test_a_run_is_not_overwritten(monkeypatch, capsys):
+    assert train(monkeypatch) == 0
+    capsys.readouterr()
+    assert "already holds a run" in refused(monkeypatch, capsys, "train", "--out", "run", *NARROW, *QUICK)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["trian"], "No such command"),
+        (["train", "--way", "many"], "--way"),
+        (["train", "--wya", "5"], "--wya"),
+        (["train", "--way", "50"], "only"),
+        (["train", "--shot", "0"], "--shot must be at least 1"),
+        (["train", "--steps", "0"], "--steps must be at least 1"),
+        (["train", "--learner", "fwcnn-magic"], "fwcnn-hebb"),
+        (["train", "--set", "filters"], "name=value"),
+        (["train", "--set", "wings=2"], "wings"),
+        (["train", "--device", "cuda:9"], "not available"),
+        (["train", "--device", "toaster"], "toaster"),
+        (["train", "--schedule", "magic"], "constant and cosine"),
+        (["train", "--resume"], "--out"),
+        (["train", "--resume", "--out", "nowhere"], "nowhere/checkpoint.safetensors does not exist"),
+        (["evaluate"], "MODEL"),
+        (["evaluate", "nothing.safetensors"], "nothing.safetensors does not exist"),
+        (["episodes", "nothing.safetensors"], "nothing.safetensors does not exist"),
+        (["demo", "--seconds", "0"], "--seconds must be positive"),
+    ],
+)
+def test_mistakes_get_one_sentence(monkeypatch, capsys, arguments, says):
+    assert says.lower() in refused(monkeypatch, capsys, *arguments).lower()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--dataset", "wide"], "was trained on items of shape"),
+        (["--way", "6"], "5 label slots"),
+        (["--split", "holiday"], "train, val, test"),
+        (["--tasks", "0"], "--tasks must be at least 1"),
+        (["--way", "5", "--queries", "10"], "too few are in"),
+    ],
+)
+def test_questions_that_a_model_cannot_answer(monkeypatch, capsys, arguments, says):
+    assert train(monkeypatch) == 0
+    capsys.readouterr()
+    assert says in refused(monkeypatch, capsys, "evaluate", "run", *arguments)
+
+
+def test_a_file_that_is_no_model_is_refused(monkeypatch, capsys, tmp_path):
+    (tmp_path / "junk.safetensors").write_bytes(b"not a model at all")
+    assert "junk.safetensors cannot be read" in refused(monkeypatch, capsys, "evaluate", "junk.safetensors")
+
+
+@pytest.mark.parametrize("command", ["", "train", "evaluate", "episodes", "demo"])
+def test_help_reads_well(monkeypatch, capsys, command):
+    assert call(monkeypatch, *command.split(), "--help") == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_find_device_auto_is_there():
+    assert cli.find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")

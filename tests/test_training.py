@@ -1,0 +1,186 @@
+"""The loop: it learns, resumes exactly, survives being killed, and says when the loss is no number."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastweights import checkpoint
+from fastweights.errors import UserError
+from fastweights.logs import JsonlLog
+from fastweights.steps import learning_rate
+from fastweights.training import CHECKPOINT, LOG, MODEL, Training, resume
+
+
+class Lines(list):
+    """A sink that remembers."""
+
+    write = list.append
+
+    def close(self) -> None:
+        pass
+
+    def losses(self) -> list[float]:
+        return [loss for line in self if line["event"] == "train" for loss in line["losses"]]
+
+
+def train(learner_settings, train_settings, dataset, **options):
+    lines = Lines()
+    training = Training(learner_settings, train_settings, dataset, sinks=[lines], **options)
+    return training.run(), lines, training
+
+
+def test_training_learns_and_tests_the_best_weights_once(dataset, learner_settings, train_settings):
+    settings = replace(train_settings, steps=250, validate_every=400, learning_rate=5e-3)
+    outcome, lines, _ = train(learner_settings, settings, dataset)
+    tests = [line for line in lines if line["event"] == "test"]
+    validations = [line["accuracy"] for line in lines if line["event"] == "validation"]
+    assert len(tests) == 1
+    assert len(validations) == 3  # after steps 100, 200 and the last
+    assert outcome.counters.best_accuracy == max(validations) > 0.6
+    assert outcome.test.accuracy > 0.6
+    assert tests[0]["accuracy"] == outcome.test.accuracy
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(dataset, learner_settings, train_settings, tmp_path):
+    whole, whole_lines, trained = train(learner_settings, train_settings, dataset, folder=tmp_path / "whole")
+    _, first_lines, _ = train(learner_settings, replace(train_settings, steps=17), dataset, folder=tmp_path / "cut")
+    rest_lines = Lines()
+    resumed = resume(tmp_path / "cut", dataset, sinks=[rest_lines], steps=30)
+    assert resumed.counters.step == 17
+    outcome = resumed.run()
+    assert first_lines.losses() + rest_lines.losses() == whole_lines.losses()
+    assert torch.equal(outcome.test.per_task, whole.test.per_task)
+    for name, tensor in trained.learner.state_dict().items():
+        assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
+
+
+def test_another_seed_is_another_run(dataset, learner_settings, train_settings):
+    first, second = (train(learner_settings, replace(train_settings, steps=5, seed=s), dataset)[1] for s in (0, 1))
+    assert first.losses() != second.losses()
+
+
+def test_a_loss_that_is_no_number_names_the_first_bad_step_and_keeps_the_checkpoint(
+    dataset, learner_settings, train_settings, tmp_path
+):
+    training = Training(learner_settings, train_settings, dataset, folder=tmp_path, checkpoint_seconds=0)
+    take_step = training.take_step
+
+    def sabotage(step: int, done: float) -> None:
+        if step == 12:
+            with torch.no_grad():
+                training.learner.hidden.slow.weight.fill_(float("nan"))
+        take_step(step, done)
+
+    sabotage.metrics, sabotage.optimizer, sabotage.device = take_step.metrics, take_step.optimizer, take_step.device
+    training.take_step = sabotage
+    with pytest.raises(UserError, match="from step 13 on"):
+        training.run()
+    saved = checkpoint.load(tmp_path / CHECKPOINT)
+    assert saved.counters["step"] == 10
+    assert all(tensor.isfinite().all() for tensor in saved.tensors.values())
+
+
+def test_cosine_schedule_ends_at_zero(train_settings):
+    cosine = replace(train_settings, schedule="cosine", learning_rate=0.1)
+    assert learning_rate(cosine, 0.0) == 0.1
+    assert learning_rate(cosine, 0.5) == pytest.approx(0.05)
+    assert learning_rate(cosine, 1.0) == pytest.approx(0.0)
+    assert learning_rate(replace(cosine, schedule="constant"), 0.7) == 0.1
+
+
+def test_the_clock_can_end_a_run(dataset, learner_settings, train_settings):
+    settings = replace(train_settings, steps=10**9, seconds=0.5, schedule="cosine")
+    start = time.monotonic()
+    outcome, _, _ = train(learner_settings, settings, dataset)
+    assert 0 < outcome.counters.step < 10**9
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": 0}, {"schedule": "magic"}, {"learning_rate": -1.0}, {"tasks_per_step": 0}]
+)
+def test_impossible_settings_are_refused(dataset, learner_settings, train_settings, change):
+    with pytest.raises(UserError):
+        Training(learner_settings, replace(train_settings, **change), dataset)
+
+
+def test_resume_refuses_other_data(dataset, learner_settings, train_settings, tmp_path):
+    train(learner_settings, replace(train_settings, steps=2), dataset, folder=tmp_path)
+    with pytest.raises(UserError, match="other data"):
+        resume(tmp_path, replace(dataset, content_hash="changed"))
+
+
+def test_the_log_of_a_resumed_run_has_every_step_once(tmp_path):
+    log = JsonlLog(tmp_path / LOG)
+    for step in (1, 2, 3):
+        log.write({"event": "train", "step": step})
+    log.close()
+    with (tmp_path / LOG).open("a") as file:
+        file.write('{"event": "tr')
+    log = JsonlLog(tmp_path / LOG, from_step=2)
+    log.write({"event": "train", "step": 3})
+    log.close()
+    assert [json.loads(line)["step"] for line in (tmp_path / LOG).read_text().splitlines()] == [1, 2, 3]
+
+
+ENDLESS = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from conftest import blobs
+from fastweights.data.items import Dataset
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.training import Training
+data = Dataset("blobs", {{name: blobs(12, 10, seed=0) for name in ("train", "val", "test")}}, "blobs")
+learner = LearnerSettings(item_shape=(8, 8, 1), filters=8, layers=3, batch_norm=3, width=256)
+settings = TrainSettings(steps=10**9, queries=1, tasks_per_step=1, validate_every=1, validation_tasks=1, test_tasks=5)
+training = Training(learner, settings, data, folder=Path({folder!r}), checkpoint_seconds=0)
+print("ready", flush=True)
+outcome = training.run()
+print("interrupted", outcome.interrupted, flush=True)
+"""
+
+
+def endless(folder: Path) -> subprocess.Popen:
+    """A training process that writes a checkpoint after every step."""
+    code = ENDLESS.format(tests=str(Path(__file__).parent), folder=str(folder))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline().strip() == "ready"
+    return process
+
+
+def test_a_killed_run_leaves_a_whole_checkpoint(tmp_path):
+    """SIGKILL at odd moments of a process that does little but write checkpoints."""
+    for delay in (0.3, 0.45, 0.6):
+        process = endless(tmp_path)
+        deadline = time.monotonic() + 30
+        while not (tmp_path / CHECKPOINT).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(delay)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        saved = checkpoint.load(tmp_path / CHECKPOINT)
+        assert saved.counters["step"] > 0
+        checkpoint.load_learner(tmp_path / MODEL)
+        checkpoint.load_learner(tmp_path / CHECKPOINT)
+
+
+def test_ctrl_c_saves_and_leaves_cleanly(tmp_path):
+    process = endless(tmp_path)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=30)
+    assert printed.strip() == "interrupted True"
+    assert process.returncode == 0
+    assert checkpoint.load(tmp_path / CHECKPOINT).counters["step"] > 0
+    assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, MODEL}
