@@ -7,6 +7,7 @@ is int32 tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,22 @@ class Items:
         """Which tasks, given as positions (T, N, items per class), break a rule of the dataset: (T) bool."""
         return torch.zeros(positions.shape[0], dtype=torch.bool, device=positions.device)
 
+    def with_at_least(self, size: int) -> "Items":
+        """Only the classes with this many items or more; the others are left out."""
+        enough = self.sizes >= size
+        if bool(enough.all()):
+            return self
+        return self._only(enough, enough.repeat_interleave(self.sizes))
+
+    def _only(self, classes: Tensor, items: Tensor) -> "Items":
+        """The classes (bool) and their items (bool) that stay."""
+        return replace(self, values=self.values[items], **self._class_fields(classes))
+
+    def _class_fields(self, classes: Tensor) -> dict[str, Any]:
+        sizes = self.sizes[classes]
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return {"offsets": offsets, "names": tuple(compress(self.names, classes.tolist()))}
+
     def to(self, device: torch.device | str) -> "Items":
         """The same items on another device. A memory-mapped array is read here, once."""
         return replace(self, values=self.values.to(device), offsets=self.offsets.to(device))
@@ -64,7 +81,7 @@ class Items:
 
 @dataclass(frozen=True)
 class TextItems(Items):
-    """One split of a missing-word dataset: an item is a sentence with one of its words blanked.
+    """One split of a text dataset: an item is a sentence with one of its words blanked, or a whole text with a label.
 
     `values` holds each sentence once, (sentences, length) int32, whole; an item names a sentence and the word to blank,
     so a sentence that serves many words costs its tokens once.
@@ -76,6 +93,8 @@ class TextItems(Items):
     """(items) int32: the token that is blanked in it, at every place where it stands."""
     visible: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
     """(vocabulary) int32: the token shown in a context for each token; UNKNOWN for words held out."""
+    blanked: bool = True
+    """Whether items are sentences with a blank; if not, every `target_of` is -1 and texts are shown whole."""
 
     def gather(self, positions: Tensor) -> Tensor:
         whole = self.values[self.sentence_of[positions]]
@@ -84,10 +103,12 @@ class TextItems(Items):
 
     @property
     def has_void_tasks(self) -> bool:
-        return True
+        return self.blanked
 
     def void(self, positions: Tensor) -> Tensor:
         """A task is void if a sentence holds another of its words, or serves twice."""
+        if not self.blanked:
+            return super().void(positions)
         tasks, way, each = positions.shape
         sentence = self.sentence_of[positions]
         words = self.target_of[positions[:, :, 0]]
@@ -97,6 +118,10 @@ class TextItems(Items):
         order = sentence.view(tasks, way * each).sort(-1).values
         twice = (order[:, 1:] == order[:, :-1]).any(-1)
         return (holds & others).flatten(1).any(-1) | twice
+
+    def _only(self, classes: Tensor, items: Tensor) -> "TextItems":
+        fields = self._class_fields(classes)
+        return replace(self, sentence_of=self.sentence_of[items], target_of=self.target_of[items], **fields)
 
     def to(self, device: torch.device | str) -> "TextItems":
         moved = ("values", "offsets", "sentence_of", "target_of", "visible")

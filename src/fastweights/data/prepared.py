@@ -40,9 +40,20 @@ def prepared_folder(root: Path, name: str) -> Path:
     """Where a prepared dataset lies or belongs: below the data root, or in the user's cache if that is read-only."""
     if is_prepared(root / "prepared" / name):
         return root / "prepared" / name
-    existing = next((p for p in (root, *root.parents) if p.exists()), root)
-    base = root if os.access(existing, os.W_OK) else user_cache()
+    base = root if is_writable(root) else user_cache()
     return base / "prepared" / name
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether we may write there. A folder marked read-only is left alone even where we are root and could."""
+    existing = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    return os.access(existing, os.W_OK) and bool(existing.stat().st_mode & 0o222)
+
+
+def find_prepared(root: Path, name: str) -> Path | None:
+    """The prepared folder of a dataset, if there is one."""
+    folder = prepared_folder(root, name)
+    return folder if is_prepared(folder) else None
 
 
 def content_hash(arrays: Arrays) -> str:
@@ -57,17 +68,23 @@ def content_hash(arrays: Arrays) -> str:
 
 def save(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
     """Write a prepared folder in one piece; `content_hash` and `format` are added to the manifest."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for name, array in arrays.items():
-            np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
-        whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
-        (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
-        draft.chmod(0o755)
-        _put_in_place(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            for name, array in arrays.items():
+                np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+            whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
+            (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
+            draft.chmod(0o755)
+            _put_in_place(draft, folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror or error}); nothing of it was kept: make room there, or name "
+            "another place with FASTWEIGHTS_DATA."
+        ) from None
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
@@ -91,6 +108,13 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def is_prepared(folder: Path) -> bool:
     return read_manifest(folder) is not None
+
+
+def require_intact(folder: Path) -> None:
+    """Read a prepared folder whole and compare it with the hash in its manifest."""
+    arrays = {path.stem: load_array(folder, path.stem).numpy() for path in folder.glob("*.npy")}
+    if content_hash(arrays) != (read_manifest(folder) or {}).get("content_hash"):
+        raise UserError(f"{folder} has been damaged since it was written; delete it to prepare it anew.")
 
 
 def load_array(folder: Path, name: str) -> Tensor:

@@ -1,0 +1,249 @@
+"""Your own data: a folder (or zip) with one folder of pictures per class, or a csv/JSONL file of labelled texts.
+
+Pictures of any size and mode are turned as their EXIF tag says, laid on white where transparent, cropped to a square in
+the middle and resized: to 28 x 28 if most are grey, to 84 x 84 in colour otherwise, unless the variant says something
+else ("64", "grey", "64-rgb"). Texts are lower-cased and cut into words; the vocabulary is that of the training classes.
+
+Classes go to train, val and test (64 / 16 / 20 %) by a draw that depends on their names only, unless folders named
+train, val and test (for texts: a column `split`) say where they belong.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from fastweights.data.images import SUFFIXES, ImageSplit, decode_all, open_images, opened, save_images
+from fastweights.data.items import UNKNOWN, Dataset
+from fastweights.data.prepared import find_prepared, prepared_folder
+from fastweights.data.progress import Report, silent
+from fastweights.data.sources import Files
+from fastweights.data.texts import SPECIAL, TextSplit, open_texts, pad, save_texts
+from fastweights.errors import UserError
+
+SPLITS = ("train", "val", "test")
+VALIDATION, TEST = 0.16, 0.20
+GREY_SIZE, COLOUR_SIZE = 28, 84
+GREY_MODES = ("1", "L", "LA", "La", "I", "F")
+LOOKED_AT = 200
+"""Pictures whose mode is looked at to tell grey from colour."""
+LENGTH = 64
+"""Tokens to which texts are cut."""
+MOST_WORDS = 20_000
+"""The most frequent words of the training texts make the vocabulary."""
+TEXT_SUFFIXES = (".csv", ".jsonl")
+
+Groups = dict[str, dict[str, list[str]]]
+"""split -> class -> pictures or texts."""
+
+
+def load(path: Path, root: Path, variant: str = "", progress: Report = silent) -> Dataset:
+    """Open own data, preparing it first if it, or what was asked of it, is new."""
+    is_text = path.suffix.lower() in TEXT_SUFFIXES
+    name = f"own-{_signature(path, variant)}"
+    folder = find_prepared(root, name)
+    if folder is None:
+        folder = prepared_folder(root, name)
+        if is_text:
+            prepare_texts(path, folder)
+        else:
+            prepare_images(path, folder, variant, progress)
+    return open_texts(folder) if is_text else open_images(folder)
+
+
+def _signature(path: Path, variant: str) -> str:
+    """Changes when a file is added, removed or edited, so that a stale prepared folder is never opened."""
+    digest = hashlib.sha256(f"{path.resolve()}:{variant}:".encode())
+    names = [Path(at) / file for at, _, files in os.walk(path) for file in files] if path.is_dir() else [path]
+    for name in sorted(names):
+        facts = name.stat()
+        digest.update(f"{name}:{facts.st_size}:{facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+# Pictures
+
+
+def prepare_images(path: Path, folder: Path, variant: str = "", progress: Report = silent) -> None:
+    size, channels = _parse_variant(variant)
+    with Files([path]) as files:
+        groups = _group_pictures(files, path)
+        if channels is None:
+            channels = 1 if _mostly_grey(files, groups) else 3
+        size = size or (GREY_SIZE if channels == 1 else COLOUR_SIZE)
+
+        def decode(data: bytes, name: str) -> np.ndarray:
+            return _decode(data, name, size, channels)
+
+        splits = {}
+        for split, classes in groups.items():
+            names = [name for pictures in classes.values() for name in pictures]
+            values = decode_all(files, names, decode, (size, size, channels), progress, f"reading {split}")
+            splits[split] = ImageSplit(values, [len(pictures) for pictures in classes.values()], list(classes))
+    manifest = {"name": str(path.resolve()), "variant": variant, "size": size, "channels": channels}
+    save_images(folder, splits, manifest)
+
+
+def _parse_variant(variant: str) -> tuple[int | None, int | None]:
+    """ "64-grey" -> (64, 1); what is not said is None."""
+    match = re.fullmatch(r"(\d{1,4})?-?(grey|rgb)?", variant)
+    size = int(match[1]) if match and match[1] else None
+    if not match or (size is not None and not 4 <= size <= 1024):
+        raise UserError(
+            f"{variant!r} is no way to prepare pictures; write a size from 4 to 1024, grey, rgb, or 64-grey."
+        )
+    return size, {"grey": 1, "rgb": 3, None: None}[match[2]]
+
+
+def _group_pictures(files: Files, path: Path) -> Groups:
+    parts_of = {
+        name: name[len(str(path)) :].strip("/").split("/") for name in files.names if name.lower().endswith(SUFFIXES)
+    }
+    if not parts_of:
+        raise UserError(f"no pictures ({', '.join(SUFFIXES)}) are in {path}; each class should be a folder of them.")
+    while all(len(p) > 2 for p in parts_of.values()) and len({p[0] for p in parts_of.values()}) == 1:
+        parts_of = {name: parts[1:] for name, parts in parts_of.items()}  # everything lies in one outer folder
+    loose = next((name for name, parts in parts_of.items() if len(parts) < 2), None)
+    if loose:
+        raise UserError(f"{loose} lies in no class folder; each class should be a folder of pictures.")
+    has_splits = all(parts[0] in SPLITS and len(parts) > 2 for parts in parts_of.values())
+    rows = ((parts[0] if has_splits else "", "/".join(parts[has_splits:-1]), name) for name, parts in parts_of.items())
+    return _group(rows, path)
+
+
+def _group(rows: Iterator[tuple[str, str, str]], path: Path) -> Groups:
+    """(split or nothing, class, item) in any order -> what each split has, by class, sorted by class name."""
+    items_of: defaultdict[str, list[str]] = defaultdict(list)
+    split_of: dict[str, str] = {}
+    for split, label, item in rows:
+        items_of[label].append(item)
+        if split_of.setdefault(label, split) != split:
+            raise UserError(f"{path}: class {label!r} is in both {split_of[label]} and {split}; a class has one split.")
+    if not any(split_of.values()):
+        split_of = _draw_splits(sorted(split_of), path)
+    groups = {split: {c: items_of[c] for c in sorted(items_of) if split_of[c] == split} for split in SPLITS}
+    empty = [split for split, classes in groups.items() if not classes]
+    if empty:
+        raise UserError(f"{path} has no classes for {' and '.join(empty)}; give each of train, val and test some.")
+    return groups
+
+
+def _draw_splits(classes: Sequence[str], path: Path) -> dict[str, str]:
+    if len(classes) < 3:
+        raise UserError(f"{path} has {len(classes)} classes, but train, val and test need at least one each.")
+    order = sorted(classes, key=lambda name: hashlib.sha256(name.encode()).digest())
+    test = max(1, round(TEST * len(order)))
+    val = max(1, round(VALIDATION * len(order)))
+    return {c: "test" if n < test else "val" if n < test + val else "train" for n, c in enumerate(order)}
+
+
+def _mostly_grey(files: Files, groups: Groups) -> bool:
+    names = [name for classes in groups.values() for pictures in classes.values() for name in pictures]
+    looked_at = names[:: -(-len(names) // LOOKED_AT)]
+    grey = 0
+    for name in looked_at:
+        with opened(files.read(name), name) as image:
+            grey += image.mode.startswith("I;") or image.mode in GREY_MODES
+    return grey * 2 > len(looked_at)
+
+
+def _decode(data: bytes, name: str, size: int, channels: int) -> np.ndarray:
+    with opened(data, name) as image:
+        upright = _eight_bit(ImageOps.exif_transpose(image))
+        if "A" in upright.getbands() or "transparency" in upright.info:
+            upright = upright.convert("RGBA")
+            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
+        square = ImageOps.fit(upright.convert("L" if channels == 1 else "RGB"), (size, size), Image.Resampling.LANCZOS)
+        return np.asarray(square).reshape(size, size, channels)
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Pillow cuts brighter pixels off where a mode has more than 8 bits; these are scaled instead."""
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image, dtype=np.float64)
+    full = 65535.0 if image.mode.startswith("I") and values.max(initial=0) <= 65535 else values.max(initial=0) or 1.0
+    return Image.fromarray((values.clip(0, None) / full * 255).round().astype(np.uint8))
+
+
+# Texts
+
+
+def prepare_texts(path: Path, folder: Path) -> None:
+    groups = _group(_read_texts(path), path)
+    words = {split: {c: [words_of(t) for t in texts] for c, texts in of.items()} for split, of in groups.items()}
+    counts = Counter(word for texts in words["train"].values() for text in texts for word in text)
+    known = sorted(counts, key=lambda word: (-counts[word], word))[:MOST_WORDS]
+    vocabulary = [*SPECIAL, *known]
+    token_of = {word: token for token, word in enumerate(vocabulary)}
+    splits = {split: _text_split(classes, token_of) for split, classes in words.items()}
+    manifest = {"name": str(path.resolve()), "variant": "", "blanked": False, "length": LENGTH}
+    save_texts(folder, splits, vocabulary, [], manifest)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text: lower-cased runs of letters, digits and underscores."""
+    return re.findall(r"\w+", text.lower())
+
+
+def _text_split(classes: Mapping[str, Sequence[Sequence[str]]], token_of: Mapping[str, int]) -> TextSplit:
+    texts = [[token_of.get(word, UNKNOWN) for word in text] for of in classes.values() for text in of]
+    sizes = [len(of) for of in classes.values()]
+    return TextSplit(
+        values=pad(texts, LENGTH),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        names=list(classes),
+        sentence_of=np.arange(len(texts), dtype=np.int64),
+        target_of=np.full(len(texts), -1, dtype=np.int32),
+    )
+
+
+def _read_texts(path: Path) -> Iterator[tuple[str, str, str]]:
+    """(split or nothing, label, text) of every row."""
+    for line, row in _rows(path):
+        text, label, split = row.get("text"), row.get("label"), row.get("split") or ""
+        if not isinstance(text, str) or label is None or isinstance(label, (list, dict)) or not str(label).strip():
+            raise UserError(f"{path}, line {line}, lacks a text or a label; every row needs both.")
+        if not words_of(text):
+            raise UserError(f"{path}, line {line}, has a text without words; remove it.")
+        if split not in ("", *SPLITS):
+            raise UserError(f"{path}, line {line}, has the split {split!r}; write train, val or test.")
+        yield str(split), str(label).strip(), text
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except (UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text ({error}).") from None
+    if path.suffix.lower() == ".jsonl":
+        for line, written in enumerate(content.split("\n"), 1):
+            if written.strip():
+                yield line, _json_row(written, path, line)
+        return
+    reader = csv.DictReader(io.StringIO(content, newline=""))
+    if not {"text", "label"} <= set(reader.fieldnames or ()):
+        raise UserError(f"{path} needs the columns text and label in its first line.")
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}, is not csv ({error}).") from None
+
+
+def _json_row(row: str, path: Path, line: int) -> Mapping[str, object]:
+    try:
+        parsed = json.loads(row)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise UserError(f'{path}, line {line}, is not a JSON object such as {{"text": "...", "label": "..."}}.')
+    return parsed

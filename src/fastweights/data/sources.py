@@ -1,0 +1,165 @@
+"""Files as people have them: a folder, a zip, several zips in folders, a zip in a zip. Nothing is unpacked to disk.
+
+An archive is not trusted: entries that point outside it, sizes that only a bomb has, and damage are refused with one
+sentence that names the archive.
+"""
+
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path, PureWindowsPath
+from types import TracebackType
+from typing import Self
+
+from fastweights.errors import UserError
+
+LARGEST_FILE = 2**28
+"""Bytes in one file; the largest archive that is looked for inside another is Omniglot's, of 10 MB."""
+LARGEST_TOTAL = 2**34
+"""Bytes in one archive, unpacked; mini-ImageNet has less than 3 GB in its largest form."""
+HIGHEST_RATIO = 1000
+"""Unpacked to packed: deflate cannot do more than 1,032, and no picture or text comes near it."""
+HARMLESS = 2**20
+"""A file no larger than this may be packed as well as it likes."""
+DEEPEST = 2
+"""Archives inside an archive are opened down to this depth."""
+
+
+class Files:
+    """Every file below some paths, by name; a zip counts as the folder it holds. Close it, or use it with `with`."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._readers: dict[str, Callable[[], bytes]] = {}
+        self._open: list[zipfile.ZipFile] = []
+        try:
+            for path in paths:
+                self._add(path)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def names(self) -> list[str]:
+        """Full names, sorted: the path on disk, followed by the path within the archive if there is one."""
+        return sorted(self._readers)
+
+    def read(self, name: str) -> bytes:
+        return self._readers[name]()
+
+    def close(self) -> None:
+        for archive in self._open:
+            archive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _add(self, path: Path) -> None:
+        if not path.exists():
+            raise UserError(f"{path} does not exist.")
+        if path.is_file():
+            self._add_file(path)
+        for folder, folders, files in os.walk(path):
+            folders[:] = [name for name in folders if not _is_junk(name)]
+            for name in files:
+                if not _is_junk(name):
+                    self._add_file(Path(folder) / name)
+
+    def _add_file(self, path: Path) -> None:
+        if path.suffix.lower() == ".zip":
+            self._add_zip(path, str(path), 1)
+        else:
+            self._readers[str(path)] = lambda: _read_plain(path)
+
+    def _add_zip(self, file: Path | io.BytesIO, label: str, depth: int) -> None:
+        try:
+            archive = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            raise UserError(f"{label} is not a whole zip file ({error}); delete it and get or copy it again.") from None
+        self._open.append(archive)
+        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+        _refuse_dangerous(entries, label)
+        for entry in entries:
+            inside = entry.filename.replace("\\", "/")
+            if any(_is_junk(part) for part in inside.split("/")):
+                continue
+            name = f"{label}/{inside}"
+            if entry.filename.lower().endswith(".zip") and depth < DEEPEST:
+                self._add_zip(io.BytesIO(_read_entry(archive, entry, label)), name, depth + 1)
+            else:
+                self._readers[name] = lambda entry=entry: _read_entry(archive, entry, label)  # type: ignore[misc]
+
+
+def _is_junk(name: str) -> bool:
+    """What file managers leave behind: .DS_Store, ._picture.png, __MACOSX, Thumbs.db."""
+    return name.startswith((".", "__MACOSX")) or name.lower() in ("thumbs.db", "desktop.ini")
+
+
+def _refuse_dangerous(entries: Sequence[zipfile.ZipInfo], label: str) -> None:
+    for entry in entries:
+        name = entry.filename
+        windows = PureWindowsPath(name)  # takes both kinds of slashes
+        if ".." in windows.parts or windows.root or windows.drive:
+            raise UserError(f"{label} is refused: its entry {name!r} points outside the archive.")
+        packed_too_well = entry.file_size > max(HARMLESS, HIGHEST_RATIO * entry.compress_size)
+        if packed_too_well or entry.file_size > LARGEST_FILE:
+            raise UserError(
+                f"{label} is refused: its entry {name!r} would unpack to {entry.file_size:,} bytes, which looks like "
+                "a zip bomb."
+            )
+    total = sum(entry.file_size for entry in entries)
+    if total > LARGEST_TOTAL:
+        raise UserError(f"{label} is refused: it would unpack to {total:,} bytes, which looks like a zip bomb.")
+
+
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, label: str) -> bytes:
+    try:
+        with archive.open(entry) as stream:
+            # Never more than was declared and checked above, whatever the packed bytes would unpack to.
+            data = stream.read(entry.file_size)
+            if stream.read(1) or len(data) != entry.file_size:
+                raise zipfile.BadZipFile("its size is not the declared one")
+            return data
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"{label}: the entry {entry.filename!r} cannot be read ({error}); get or copy the archive again."
+        ) from None
+
+
+def _read_plain(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes, more than any file expected here.")
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make a file beside its place, then rename it: it appears whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(draft)
+        draft.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}).") from None
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def write_zip(path: Path, contents: Iterable[tuple[str, bytes]]) -> None:
+    """An uncompressed zip (pictures do not shrink) that is the same, byte for byte, for the same contents."""
+
+    def write(draft: Path) -> None:
+        with zipfile.ZipFile(draft, "w") as archive:
+            for name, data in contents:
+                archive.writestr(zipfile.ZipInfo(name), data)
+
+    write_whole(path, write)

@@ -1,0 +1,220 @@
+"""Given a folder of pictures or a file of texts of one's own, it becomes a dataset, or is refused by name."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastweights.data import TextItems, load, own
+from fastweights.data.items import PAD, UNKNOWN
+from fastweights.episodes import EpisodeSampler
+from fastweights.errors import UserError
+
+from .lookalikes import jpeg, pack, png, unpack
+
+RED = np.full((40, 60, 3), (255, 0, 0), dtype=np.uint8)
+
+
+def pictures(classes: int = 10, each: int = 3) -> dict[str, bytes]:
+    return {
+        f"class {c}/{n}.jpg": jpeg(np.full((30, 50, 3), c * 20, np.uint8)) for c in range(classes) for n in range(each)
+    }
+
+
+def test_a_folder_per_class(tmp_path):
+    folder = unpack(tmp_path / "birds", {**pictures(), "class 0/notes.txt": b"hello", ".DS_Store": b""})
+    dataset = load(str(folder), tmp_path)
+    assert dataset.name == str(folder)  # so that a run on it can be resumed
+    assert load(dataset.name, tmp_path).content_hash == dataset.content_hash
+    assert [split.classes for split in dataset.splits.values()] == [6, 2, 2]
+    names = [name for split in dataset.splits.values() for name in split.names]
+    assert sorted(names) == [f"class {c}" for c in range(10)]
+    assert dataset.splits["train"].item_shape == (84, 84, 3)
+    for split in dataset.splits.values():
+        for label, name in enumerate(split.names):
+            values = split.values[split.offsets[label] : split.offsets[label + 1]]
+            assert len(values) == 3
+            assert abs(int(values.float().mean()) - 20 * int(name.split()[1])) <= 1
+
+
+def test_the_same_from_a_zip_with_an_outer_folder(tmp_path):
+    folder = unpack(tmp_path / "birds", pictures())
+    archive = pack(tmp_path / "birds.zip", {f"birds-1.0/{name}": data for name, data in pictures().items()})
+    assert load(str(folder), tmp_path).content_hash == load(str(archive), tmp_path).content_hash
+
+
+def test_folders_named_train_val_test_decide(tmp_path):
+    contents = {
+        f"{split}/{split}{c}/{n}.png": png(np.zeros((9, 9), np.uint8))
+        for split in ("train", "val", "test")
+        for c in range(2)
+        for n in range(2)
+    }
+    dataset = load(str(unpack(tmp_path / "x", contents)), tmp_path)
+    assert {name: items.names for name, items in dataset.splits.items()} == {
+        split: (f"{split}0", f"{split}1") for split in ("train", "val", "test")
+    }
+    assert dataset.splits["test"].item_shape == (28, 28, 1)
+    unpack(tmp_path / "x", {"val/train0/1.png": png(np.zeros((9, 9), np.uint8))})
+    with pytest.raises(UserError, match="class 'train0' is in both"):
+        load(str(tmp_path / "x"), tmp_path)
+
+
+def test_pictures_of_every_mode(tmp_path):
+    folder = unpack(tmp_path / "x", pictures(3, 1))
+    modes = {
+        "L.png": (Image.new("L", (50, 40), 100), (100, 100, 100)),
+        "1.png": (Image.new("1", (50, 40), 1), (255, 255, 255)),
+        "P.png": (Image.fromarray(RED).convert("P", palette=Image.Palette.ADAPTIVE), (255, 0, 0)),
+        "RGBA.png": (Image.new("RGBA", (50, 40), (0, 0, 0, 0)), (255, 255, 255)),
+        "LA.png": (Image.new("LA", (50, 40), (0, 0)), (255, 255, 255)),
+        "CMYK.jpg": (Image.fromarray(RED).convert("CMYK"), (254, 0, 0)),
+        "I16.png": (Image.fromarray(np.full((40, 50), 128 * 257, np.uint16)), (128, 128, 128)),
+        "F.tif": (Image.fromarray(np.ones((40, 50), np.float32)), (255, 255, 255)),
+        "RGB.webp": (Image.fromarray(RED), (255, 0, 0)),
+        "RGB.gif": (Image.fromarray(RED), (255, 0, 0)),
+    }
+    for name, (image, _) in modes.items():
+        (folder / name.replace(".", "-")).mkdir()
+        image.save(folder / name.replace(".", "-") / name)
+    dataset = load(str(folder), tmp_path, "16-rgb")
+    found = {}
+    for split in dataset.splits.values():
+        for label, name in enumerate(split.names):
+            found[name] = split.values[split.offsets[label]].float().mean((0, 1)).tolist()
+    for name, (_, colour) in modes.items():
+        assert found[name.replace(".", "-")] == pytest.approx(colour, abs=3), name
+
+
+def test_a_picture_is_turned_as_its_tag_says(tmp_path):
+    lying = np.zeros((40, 40, 3), np.uint8)
+    lying[:, :20] = 255  # bright on the left
+    folder = unpack(tmp_path / "x", pictures(3, 1))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise: bright on top
+    (folder / "turned").mkdir()
+    Image.fromarray(lying).save(folder / "turned" / "a.jpg", exif=exif)
+    dataset = load(str(folder), tmp_path, "20-grey")
+    split = next(split for split in dataset.splits.values() if "turned" in split.names)
+    values = split.values[split.offsets[split.names.index("turned")], :, :, 0]
+    assert values[:8].float().mean() > 250
+    assert values[12:].float().mean() < 5
+
+
+def test_changed_files_are_prepared_anew_and_unchanged_ones_are_not(tmp_path, monkeypatch):
+    folder = unpack(tmp_path / "x", pictures())
+    first = load(str(folder), tmp_path)
+    monkeypatch.setattr(own, "prepare_images", None)
+    assert load(str(folder), tmp_path).content_hash == first.content_hash
+    monkeypatch.undo()
+    unpack(folder, {"class 3/new.jpg": jpeg(RED)})
+    assert load(str(folder), tmp_path).content_hash != first.content_hash
+
+
+def test_a_class_with_too_few_items_is_reported_by_name_and_count(tmp_path):
+    folder = unpack(tmp_path / "x", {**pictures(), **{f"small/{n}.jpg": jpeg(RED) for n in range(2)}})
+    dataset = load(str(folder), tmp_path)
+    split = next(split for split in dataset.splits.values() if "small" in split.names)
+    with pytest.raises(UserError, match=r"2 shots \+ 1 queries need 3 items .* small \(2\)"):
+        EpisodeSampler(split, 2, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({**pictures(), "class 1/bad.png": b"nonsense"}, r"class 1/bad\.png is not a readable picture"),
+        (
+            {**pictures(), "class 1/cut.jpg": jpeg(np.zeros((200, 200, 3), np.uint8))[:400]},
+            r"cut\.jpg is not a readable",
+        ),
+        ({**pictures(), "loose.jpg": jpeg(RED)}, r"loose\.jpg lies in no class folder"),
+        ({"a/readme.txt": b""}, "no pictures"),
+        (pictures(2), "2 classes"),
+    ],
+)
+def test_bad_folders(tmp_path, contents, message):
+    folder = unpack(tmp_path / "x", contents)
+    with pytest.raises(UserError, match=message):
+        load(str(folder), tmp_path)
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_a_picture_that_claims_to_be_huge_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastweights.data.images.MOST_PIXELS", 1000)
+    with pytest.raises(UserError, match="50 x 30 pixels, too many"):
+        load(str(unpack(tmp_path / "x", pictures())), tmp_path)
+
+
+@pytest.mark.parametrize("variant", ["huge", "2", "99999", "64-blue"])
+def test_a_nonsensical_variant(tmp_path, variant):
+    with pytest.raises(UserError, match="no way to prepare pictures"):
+        load(str(unpack(tmp_path / "x", pictures())), tmp_path, variant)
+
+
+ROWS = [(f"Text {n}, about label{c}!", f"label{c}") for c in range(6) for n in range(3)]
+
+
+def write_texts(path, rows=ROWS):
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps({"text": text, "label": label}) for text, label in rows) + "\n\n")
+    else:
+        path.write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows))
+    return path
+
+
+def test_csv_and_jsonl_are_the_same_dataset(tmp_path):
+    csv, jsonl = (load(str(write_texts(tmp_path / f"t.{suffix}")), tmp_path) for suffix in ("csv", "jsonl"))
+    assert csv.content_hash == jsonl.content_hash
+    assert [split.classes for split in csv.splits.values()] == [4, 1, 1]
+    items, vocabulary = csv.splits["train"], csv.manifest["vocabulary"]
+    assert isinstance(items, TextItems)
+    assert not items.has_void_tasks
+    label = items.names[0]
+    assert [vocabulary[t] for t in items.gather(items.offsets[0]).tolist() if t != PAD] == ["text", "0", "about", label]
+    unseen = csv.splits["test"]
+    assert UNKNOWN in unseen.gather(unseen.offsets[0]).tolist()  # its label is no word of the training texts
+    EpisodeSampler(items, 4, 2, 1).draw(3)
+
+
+def test_a_column_split_decides(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("label,split,text\na,train,one\nb,val,two\nc,test,three\n")
+    assert {name: items.names for name, items in load(str(path), tmp_path).splits.items()} == {
+        "train": ("a",),
+        "val": ("b",),
+        "test": ("c",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", b"words,kind\na,b\n", "needs the columns text and label"),
+        ("t.csv", b"text,label\nhello,\n", "line 2, lacks a text or a label"),
+        ("t.csv", b"text,label\nhello,a\n!?,b\n", "line 3, has a text without words"),
+        ("t.csv", b"text,label,split\nhello,a,dev\n", "the split 'dev'"),
+        ("t.csv", b"text,label\n\xff\xfe,a\n", "cannot be read as UTF-8"),
+        ("t.csv", b"text,label\nhello,a\nhello,b\n", "2 classes"),
+        ("t.jsonl", b'{"text": "a", "label": 1}\n[1]\n', "line 2, is not a JSON object"),
+        ("t.jsonl", b'{"text": "a", "label": 1}\n{"text"', "line 2, is not a JSON object"),
+        ("t.jsonl", b'{"text": 5, "label": "x"}', "line 1, lacks a text"),
+    ],
+)
+def test_bad_texts(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load(str(tmp_path / name), tmp_path)
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_a_path_that_does_not_exist(tmp_path):
+    with pytest.raises(UserError, match=r"there is no dataset .*strokes, omniglot, mini-imagenet, ptb"):
+        load("omniglott", tmp_path)
+
+
+def test_a_variant_may_stand_behind_a_colon(tmp_path):
+    folder = unpack(tmp_path / "x", pictures())
+    assert load(f"{folder}:12-grey", tmp_path).splits["train"].item_shape == (12, 12, 1)
+    assert os.path.isdir(folder)

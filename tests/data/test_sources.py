@@ -1,0 +1,92 @@
+"""Given archives as they come, damaged and dangerous ones are refused with one sentence."""
+
+import io
+import zipfile
+
+import pytest
+
+from fastweights.data import sources
+from fastweights.data.sources import Files, write_whole, write_zip
+from fastweights.errors import UserError
+
+from .lookalikes import leftovers, pack, unpack
+
+
+def test_folders_zips_and_a_zip_in_a_zip_read_alike(tmp_path):
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("deep/b.txt", b"bee")
+    folder = unpack(tmp_path / "f", {"sub/a.txt": b"ay", ".DS_Store": b"", "__MACOSX/x": b""})
+    pack(folder / "z.zip", {"in/c.txt": b"sea", "more/inner.zip": inner.getvalue(), "__MACOSX/._c.txt": b"junk"})
+    with Files([folder]) as files:
+        found = {name.removeprefix(f"{folder}/"): files.read(name) for name in files.names}
+    assert found == {"sub/a.txt": b"ay", "z.zip/in/c.txt": b"sea", "z.zip/more/inner.zip/deep/b.txt": b"bee"}
+
+
+def test_a_truncated_zip_is_named(tmp_path):
+    path = pack(tmp_path / "cut.zip", {"a": b"a" * 100})
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"cut\.zip is not a whole zip file"):
+        Files([path])
+
+
+def test_a_damaged_entry_is_named(tmp_path):
+    path = tmp_path / "bad.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", b"hello world")
+    path.write_bytes(path.read_bytes().replace(b"hello", b"jello"))
+    with Files([path]) as files, pytest.raises(UserError, match=r"bad\.zip: the entry 'a\.txt' cannot be read"):
+        files.read(files.names[0])
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/etc/evil", "C:\\evil", "..\\evil"])
+def test_an_entry_that_points_outside_is_refused(tmp_path, name):
+    path = pack(tmp_path / "out.zip", {"ok": b"", name: b""})
+    with pytest.raises(UserError, match="points outside"):
+        Files([path])
+
+
+def test_a_bomb_is_refused_by_its_declared_size(tmp_path):
+    path = pack(tmp_path / "bomb.zip", {"zeros": bytes(2**24)})
+    with pytest.raises(UserError, match="zip bomb"):
+        Files([path])
+
+
+def test_a_bomb_of_many_entries_is_refused_by_its_total(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LARGEST_TOTAL", 5000)
+    path = pack(tmp_path / "bomb.zip", {f"{n}": bytes(1000) for n in range(6)})
+    with pytest.raises(UserError, match="zip bomb"):
+        Files([path])
+
+
+def test_a_bomb_that_lies_about_its_size_is_not_unpacked_further(tmp_path):
+    path = pack(tmp_path / "liar.zip", {"zeros": bytes(2**22)})
+    true_size, lie = (2**22).to_bytes(4, "little"), (100).to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(true_size, lie))
+    with Files([path]) as files, pytest.raises(UserError, match="cannot be read"):
+        files.read(files.names[0])
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    def contents():
+        yield "a", b"a"
+        raise UserError("the second one is damaged.")
+
+    (tmp_path / "x.zip").write_bytes(b"old")
+    with pytest.raises(UserError):
+        write_zip(tmp_path / "x.zip", contents())
+    assert leftovers(tmp_path) == ["x.zip"]
+    assert (tmp_path / "x.zip").read_bytes() == b"old"
+
+    def full(draft):
+        draft.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="cannot be written"):
+        write_whole(tmp_path / "x.zip", full)
+    assert leftovers(tmp_path) == ["x.zip"]
+
+
+def test_a_missing_path_is_named(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        Files([tmp_path / "nowhere"])
