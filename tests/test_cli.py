@@ -21,7 +21,7 @@ def small_data(monkeypatch, dataset, tmp_path):
     """`strokes` is small here, and `wide` has images of another size."""
     wide = Dataset("wide", {name: blobs(12, 10, 0, size=12) for name in ("train", "val", "test")}, "wide")
     known = {"strokes": dataset, "blobs": dataset, "wide": wide}
-    monkeypatch.setattr(cli, "load", lambda name, root=None, variant="": known[name])
+    monkeypatch.setattr(cli, "load", lambda name, root=None, variant="", progress=None: known[name])
     monkeypatch.chdir(tmp_path)
 
 

@@ -16,6 +16,8 @@ from rich.progress import Progress
 
 from fastweights import checkpoint
 from fastweights.data import Dataset, load
+from fastweights.data.commands import app as data_app
+from fastweights.data.progress import bars
 from fastweights.distributed import Ranks, join, leave
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
@@ -32,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(data_app, name="data")
 console = Console()
 DatasetOption = Annotated[str, typer.Option(help="Name of the dataset, or a folder with a subfolder per class.")]
 VariantOption = Annotated[str, typer.Option(help="Which split or protocol, where the dataset has several.")]
@@ -53,7 +56,7 @@ def train(
     ] = None,
     way: Annotated[int | None, typer.Option(help="Classes in a task. [default: 5]")] = None,
     shot: Annotated[int | None, typer.Option(help="Examples of each class to learn from. [default: 1]")] = None,
-    queries: Annotated[int | None, typer.Option(help="Questions per class. [default: 15]")] = None,
+    queries: Annotated[int | None, typer.Option(help="Questions per class. [default: 15; 1 for text]")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the slow weights. [default: 2000]")] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this long, whatever the steps.")] = None,
     tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. [default: 4]")] = None,
@@ -125,7 +128,8 @@ def _fresh(
     out: Path | None,
     given: dict[str, Any],
 ) -> Training:
-    settings = replace(TrainSettings(), **given)
+    default_queries = 1 if dataset.vocabulary else TrainSettings.queries
+    settings = replace(TrainSettings(queries=default_queries), **given)
     learner_settings = preset(
         learner,
         dataset=dataset.name,
@@ -296,7 +300,8 @@ def find_device(name: str) -> torch.device:
 
 
 def load_dataset(name: str, root: Path | None, variant: str) -> Dataset:
-    return load(name, root, variant)
+    with bars() as report:
+        return load(name, root, variant, report)
 
 
 def load_model(path: Path, device: torch.device) -> tuple[Any, checkpoint.Saved]:

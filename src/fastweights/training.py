@@ -88,7 +88,10 @@ class Training:
         torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
         self.learner = build_learner(learner_settings).to(device).train()
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
-        sampler = EpisodeSampler(self.items["train"], settings.way, settings.shot, settings.queries)
+        train_items = self.items["train"]
+        if dataset.manifest.get("drop_small_classes"):  # rare words, say: of no use with so many shots
+            train_items = train_items.with_at_least(settings.shot + settings.queries)
+        sampler = EpisodeSampler(train_items, settings.way, settings.shot, settings.queries)
         graph = sampler.items.device.type == "cuda" and not dataset.vocabulary
         self.take_step = TrainStep(self.learner, sampler, settings, graph, ranks)
         self.ranks, self.device = ranks, sampler.items.device
