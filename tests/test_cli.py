@@ -61,9 +61,9 @@ def test_train_evaluate_and_draw(monkeypatch, capsys, tmp_path):
 
     assert call(monkeypatch, "episodes", "run", "--tasks", "2", "-o", "task.png") == 0
     for name in ("task.png", "task-2.png"):
-        picture = Image.open(tmp_path / name)
-        assert picture.width > 300
-        assert len(picture.convert("RGB").getcolors(1 << 24)) > 10
+        with Image.open(tmp_path / name) as picture:
+            assert picture.width > 300
+            assert len(picture.convert("RGB").getcolors(1 << 24)) > 10
 
 
 def test_resume_goes_on(monkeypatch, capsys, tmp_path):

@@ -1,0 +1,53 @@
+"""Timing: every phase is measured, the record grows by whole lines, and the figure is drawn."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from fastweights import bench
+from fastweights.errors import UserError
+
+JOB = bench.Job("omniglot", way=3, shot=1, queries=1, tasks=2)
+
+
+@pytest.fixture(scope="module")
+def line():
+    return bench.measure("fwcnn-hebb", JOB, torch.device("cpu"), "float32", runs=2, filters=8, layers=3, width=16)
+
+
+def test_a_line_holds_every_phase_with_its_runs(line):
+    for name in bench.MEASURED:
+        assert len(line[f"{name}_ms"]) == 2
+        assert all(ms > 0 for ms in line[f"{name}_ms"])
+    assert line["job"] == "omniglot 3-way 1-shot 1 queries"
+    assert line["changes"] == {"filters": 8, "layers": 3, "width": 16}
+    assert line["torch"] == torch.__version__
+    middle = sorted(line["train_ms"])
+    assert line["train_tasks_per_second"] == pytest.approx(1000 / (sum(middle) / 2), rel=1e-3)
+
+
+def test_the_record_grows_and_the_figure_is_drawn(line, tmp_path):
+    record = tmp_path / "bench.jsonl"
+    bench.append(record, [line])
+    bench.append(record, [line])
+    assert [json.loads(text) for text in record.read_text().splitlines()] == [line, line]
+    bench.draw([line], tmp_path / "timing.png")
+    with Image.open(tmp_path / "timing.png") as picture:
+        assert picture.width > 300
+    assert bench.table([line]).row_count == 1
+
+
+def test_time_runs_measures_what_is_done():
+    """Work that sleeps 5 ms a call is timed at 5 ms a call."""
+    import time
+
+    times = bench.time_runs(lambda: time.sleep(0.005), torch.device("cpu"), runs=3, seconds=0.05)
+    assert len(times) == 3
+    assert all(4.9 < ms < 20 for ms in times)
+
+
+def test_unknown_shapes_are_refused():
+    with pytest.raises(UserError, match="mini-imagenet"):
+        bench.measure("fwcnn-hebb", bench.Job("cats"), torch.device("cpu"), "float32")

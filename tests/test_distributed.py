@@ -1,0 +1,92 @@
+"""Two processes give the losses of one with the same global batch; rank 0 writes, and a run resumes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastweights import checkpoint
+from fastweights.distributed import Ranks
+from fastweights.errors import UserError
+from fastweights.training import CHECKPOINT, MODEL
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+sys.path.insert(0, {tests!r})
+from conftest import blobs
+from fastweights.data.items import Dataset
+from fastweights.distributed import join, leave
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.training import Training, resume
+
+torch.set_num_threads(1)
+folder, steps, go_on = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "resume"
+splits = {{"train": blobs(40, 10, seed=0), "val": blobs(12, 10, seed=1), "test": blobs(12, 10, seed=2)}}
+data = Dataset("blobs", splits, "blobs")
+learner = LearnerSettings(item_shape=(8, 8, 1), filters=8, layers=3, batch_norm=0, width=64)
+settings = TrainSettings(steps=steps, queries=3, tasks_per_step=4, validate_every=40, validation_tasks=20)
+ranks, device = join(torch.device("cpu"))
+
+class Printer:
+    def write(self, line):
+        if line["event"] == "train":
+            print("LOSSES", json.dumps(line["losses"]), flush=True)
+    def close(self):
+        pass
+
+sinks = [Printer()] if ranks.first else []
+if go_on:
+    training = resume(folder, data, device, sinks, ranks, steps=steps)
+else:
+    training = Training(learner, settings, data, device, folder, sinks, ranks=ranks)
+outcome = training.run()
+if ranks.first:
+    print("TEST", outcome.test.accuracy, flush=True)
+leave()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def run(script: Path, folder: Path, processes: int, steps: int, mode: str = "fresh") -> tuple[list[float], float]:
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--master-port={free_port()}"]
+    command = [*launcher, str(script), str(folder), str(steps), mode]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    losses = [loss for line in lines if line.startswith("LOSSES") for loss in json.loads(line.removeprefix("LOSSES "))]
+    (test,) = (float(line.split()[1]) for line in lines if line.startswith("TEST"))
+    return losses, test
+
+
+def test_two_processes_train_as_one(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
+    alone, test_alone = run(script, tmp_path / "alone", 1, steps=24)
+    together, test_together = run(script, tmp_path / "together", 2, steps=24)
+    assert len(alone) == 24
+    assert together == pytest.approx(alone, rel=1e-5)
+    assert test_together == pytest.approx(test_alone, abs=0.02)
+    assert {path.name for path in (tmp_path / "together").iterdir()} == {CHECKPOINT, MODEL}
+    rest, _ = run(script, tmp_path / "together", 2, steps=30, mode="resume")
+    assert len(rest) == 6
+    assert checkpoint.load(tmp_path / "together" / CHECKPOINT).counters["step"] == 30
+
+
+def test_tasks_are_shared_evenly_or_not_at_all():
+    assert [Ranks(rank, 2).share(6) for rank in range(2)] == [slice(0, 3), slice(3, 6)]
+    with pytest.raises(UserError, match="evenly"):
+        Ranks(0, 4).share(6)

@@ -1,0 +1,78 @@
+"""The fast path on a GPU agrees with the plain one. Skipped where there is none."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import blobs
+
+from fastweights.encoders import CNN
+from fastweights.episodes import EpisodeSampler
+from fastweights.learners import build_learner
+from fastweights.precision import autocast
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.steps import TrainStep
+from fastweights.training import Training
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+NARROW = LearnerSettings(item_shape=(8, 8, 1), filters=16, layers=3, batch_norm=3, width=64, label_noise=0.01)
+SHORT = TrainSettings(steps=40, queries=3, tasks_per_step=8, validate_every=160, validation_tasks=20, test_tasks=30)
+
+
+def losses(settings: TrainSettings, graph: bool, steps: int = 12) -> list[float]:
+    torch.manual_seed(0)
+    learner = build_learner(NARROW).cuda().train()
+    step = TrainStep(learner, EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3), settings, graph)
+    for i in range(steps):
+        step(i, 0.0)
+    assert (step._graph is not None) == graph
+    return step.metrics()[:, 0].tolist()
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("bfloat16", 2e-2)])
+def test_a_captured_step_equals_a_plain_one(precision, tolerance):
+    """The same tasks, the same noise, the same updates: graphs draw anew at every replay."""
+    settings = replace(SHORT, precision=precision)
+    plain, captured = losses(settings, graph=False), losses(settings, graph=True)
+    assert captured == pytest.approx(plain, rel=tolerance)
+    assert len(set(captured)) == len(captured)
+
+
+def test_a_captured_step_obeys_the_learning_rate():
+    torch.manual_seed(0)
+    learner = build_learner(NARROW).cuda().train()
+    settings = replace(SHORT, schedule="cosine")
+    step = TrainStep(learner, EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3), settings, graph=True)
+    for i in range(6):
+        step(i, 0.0)
+    before = learner.hidden.slow.weight.clone()
+    step(6, 1.0)  # the end of the cosine: a rate of zero
+    assert torch.equal(learner.hidden.slow.weight, before)
+    step(7, 0.0)
+    assert not torch.equal(learner.hidden.slow.weight, before)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_fused_network_agrees_with_the_plain_one(training):
+    torch.manual_seed(0)
+    network = CNN((84, 84, 3), filters=32).cuda().train(training)
+    images = torch.randint(0, 256, (32, 84, 84, 3), dtype=torch.uint8, device="cuda")
+    with autocast("bfloat16", images.device):
+        fused = network(images)
+    network.fusible = False
+    with autocast("bfloat16", images.device):
+        rounded = network(images)
+    plain = network(images).double()
+
+    def error(x: torch.Tensor) -> float:
+        return ((x.double() - plain).norm() / plain.norm()).item()
+
+    assert error(fused) < 1.5 * error(rounded) + 1e-3
+    assert error(fused) < 0.05
+
+
+def test_training_on_a_gpu_learns(dataset):
+    settings = replace(SHORT, steps=300, validate_every=1200, learning_rate=5e-3, precision="bfloat16")
+    outcome = Training(NARROW, settings, dataset, "cuda").run()
+    assert outcome.test.accuracy > 0.6
