@@ -25,7 +25,7 @@ def test_a_line_holds_every_phase_with_its_runs(line):
     assert line["changes"] == {"filters": 8, "layers": 3, "width": 16}
     assert line["torch"] == torch.__version__
     middle = sorted(line["train_ms"])
-    assert line["train_tasks_per_second"] == pytest.approx(1000 / (sum(middle) / 2), rel=1e-3)
+    assert line["train_tasks_per_second"] == pytest.approx(1000 / (sum(middle) / 2), abs=0.06)
 
 
 def test_the_record_grows_and_the_figure_is_drawn(line, tmp_path):
