@@ -11,7 +11,7 @@ running statistics. With `batch_norm` 0 the learner is inductive.
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fastweights.layers import he_init
@@ -47,7 +47,7 @@ class MAML(Learner):
         first_order: bool = False,
     ) -> None:
         super().__init__()
-        replace_all_batch_norm_modules_(encoder)
+        normalise_by_batch(encoder)
         self.network = _Classifier(encoder, slots)
         self.slots, self.inner_steps, self.inner_rate, self.first_order = slots, inner_steps, inner_rate, first_order
 
@@ -57,7 +57,7 @@ class MAML(Learner):
 
     @property
     def transductive(self) -> bool:
-        return any(isinstance(module, nn.BatchNorm2d) for module in self.modules())
+        return any(isinstance(module, _BatchStatistics) for module in self.modules())
 
     def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
         check_labels(support_x, support_y)
@@ -106,3 +106,29 @@ class _Classifier(nn.Module):
     @full_precision
     def classify(self, keys: Tensor) -> Tensor:
         return self.head(keys)
+
+
+class _BatchStatistics(nn.Module):
+    """Batch norm by the statistics of the batch at hand, always.
+
+    In elementary operations: differentiated twice under `vmap`, torch's own batch norm gives silently wrong gradients.
+    """
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        precise = at_least_float32(x)
+        variance, mean = torch.var_mean(precise, (0, 2, 3), correction=0, keepdim=True)
+        scale = self.weight.view(-1, 1, 1) * torch.rsqrt(variance + self.eps)
+        return ((precise - mean) * scale + self.bias.view(-1, 1, 1)).to(x.dtype)
+
+
+def normalise_by_batch(module: nn.Module) -> None:
+    """Replace every batch norm within a network, in place, by one without running statistics."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, _BatchStatistics(child))
+        else:
+            normalise_by_batch(child)
