@@ -67,8 +67,8 @@ class ResNet(nn.Module):
     filters (TCML has two) and the mean over all places. `dropout` is the probability of *dropping* an activation: TCML
     keeps 0.9, the paper uses none.
 
-    Our readings: convolutions under a batch norm and the shortcuts have no bias, the last convolution has one, and
-    leaky ReLU follows it.
+    Our readings: no convolution has a bias, and the last one too is followed by batch norm and leaky ReLU. Without that
+    norm all keys share one large part, and Hebb's rule, which compares them by their products, is slow to start.
     """
 
     SLOPE = 0.1
@@ -83,12 +83,13 @@ class ResNet(nn.Module):
         super().__init__()
         inputs = (image_shape[-1], *blocks[:-1])
         self.blocks = nn.Sequential(*(_Residual(n, m, dropout) for n, m in zip(inputs, blocks, strict=True)))
-        self.mix = he_init(nn.Conv2d(blocks[-1], features, 1), self.SLOPE)
+        self.mix = he_init(nn.Conv2d(blocks[-1], features, 1, bias=False), self.SLOPE)
+        self.norm = nn.BatchNorm2d(features)
         self.width = features
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, features)."""
-        x = self.mix(self.blocks(images_to_float(images)))
+        x = self.norm(self.mix(self.blocks(images_to_float(images))))
         return F.leaky_relu(x, self.SLOPE).mean((2, 3))
 
 
