@@ -10,6 +10,7 @@ from PIL import Image
 
 from fastweights import cli
 from fastweights.data.items import Dataset
+from fastweights.presets import PRESETS
 from fastweights.training import CHECKPOINT, LOG, MODEL
 
 NARROW = ["--set", "filters=8", "--set", "layers=3", "--set", "width=64"]
@@ -93,6 +94,8 @@ def test_a_run_is_not_overwritten(monkeypatch, capsys):
         (["train", "--learner", "fwcnn-magic"], "fwcnn-hebb"),
         (["train", "--set", "filters"], "name=value"),
         (["train", "--set", "wings=2"], "wings"),
+        (["train", "--set", "filters=many"], "whole number"),
+        (["train", "--placement", "attic"], "attic"),
         (["train", "--device", "cuda:9"], "not available"),
         (["train", "--device", "toaster"], "toaster"),
         (["train", "--schedule", "magic"], "constant and cosine"),
@@ -129,10 +132,20 @@ def test_a_file_that_is_no_model_is_refused(monkeypatch, capsys, tmp_path):
     assert "junk.safetensors cannot be read" in refused(monkeypatch, capsys, "evaluate", "junk.safetensors")
 
 
-@pytest.mark.parametrize("command", ["", "train", "evaluate", "episodes", "demo"])
+@pytest.mark.parametrize(
+    "command", ["", "train", "evaluate", "episodes", "demo", "models", "bench", "data", "data get"]
+)
 def test_help_reads_well(monkeypatch, capsys, command):
     assert call(monkeypatch, *command.split(), "--help") == 0
     assert "Usage" in capsys.readouterr().out
+
+
+def test_models_are_listed(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert call(monkeypatch, "models") == 0
+    said = capsys.readouterr().out
+    for name in PRESETS:
+        assert name in said
 
 
 def test_find_device_auto_is_there():

@@ -1,6 +1,5 @@
 """The command line: parses, calls, prints."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
+from rich.table import Table
 
 from fastweights import checkpoint
 from fastweights.data import Dataset, load
@@ -24,7 +24,7 @@ from fastweights.errors import UserError
 from fastweights.evaluation import evaluate as run_evaluation
 from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensorboard_is_installed
 from fastweights.precision import choose_precision
-from fastweights.presets import preset
+from fastweights.presets import describe_presets, parse_overrides, preset
 from fastweights.settings import TrainSettings
 from fastweights.training import CHECKPOINT, LOG, MODEL, Outcome, Training, resume
 
@@ -53,6 +53,9 @@ def train(
     learner: Annotated[str, typer.Option(help="A preset; see fastweights models.")] = "fwcnn-hebb",
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting of the learner: --set filters=32. Repeatable.")
+    ] = None,
+    placement: Annotated[
+        str | None, typer.Option(help="Where the fast weights are: fc, fc-fast-only, truncated, softmax, ...")
     ] = None,
     way: Annotated[int | None, typer.Option(help="Classes in a task. [default: 5]")] = None,
     shot: Annotated[int | None, typer.Option(help="Examples of each class to learn from. [default: 1]")] = None,
@@ -106,7 +109,8 @@ def train(
     else:
         given["precision"] = choose_precision(precision, where)
         data = load_dataset(dataset, data_root, variant)
-        training = _fresh(data, learner, change or [], where, ranks, out, given)
+        changes = [*(change or []), *([f"placement={placement}"] if placement else [])]
+        training = _fresh(data, learner, changes, where, ranks, out, given)
     assert training.folder is not None
     training.sinks = open_sinks(training.folder, training.counters.step) if ranks.first else []
     try:
@@ -137,7 +141,7 @@ def _fresh(
         vocabulary=dataset.vocabulary,
         way=settings.way,
         shot=settings.shot,
-        **parse_changes(changes),
+        **parse_overrides(changes),
     )
     name = f"{Path(dataset.name).name}-{learner}-{settings.way}way-{settings.shot}shot-seed{settings.seed}"
     folder = out or Path("runs") / name
@@ -256,6 +260,16 @@ def demo(
 
 
 @app.command()
+def models() -> None:
+    """List the models there are, with their number of parameters on the paper's benchmark for them."""
+    table = Table("model", "encoder", "rule", "parameters", "what")
+    for row in describe_presets():
+        table.add_row(row.name, row.encoder, row.rule or row.system, f"{row.parameters:,}", row.what)
+    console.print(table)
+    console.print("Train one with: fastweights train --learner MODEL [--set NAME=VALUE ...]", highlight=False)
+
+
+@app.command()
 def bench(
     learners: Annotated[list[str] | None, typer.Argument(help="Presets. [default: fwcnn-hebb]")] = None,
     shape: Annotated[str, typer.Option(help="Whose items: mini-imagenet, omniglot, strokes or ptb.")] = "mini-imagenet",
@@ -279,7 +293,7 @@ def bench(
     for name in learners or ["fwcnn-hebb"]:
         with console.status(f"timing {name}"):
             number_format = choose_precision(precision, where)
-            lines.append(benchmark.measure(name, job, where, number_format, runs, **parse_changes(change or [])))
+            lines.append(benchmark.measure(name, job, where, number_format, runs, **parse_overrides(change or [])))
         benchmark.append(out, lines[-1:])
     console.print(benchmark.table(lines))
     console.print(f"Appended to {out}", highlight=False)
@@ -320,20 +334,6 @@ def check_items(saved: checkpoint.Saved, data: Dataset) -> None:
 def check_split(data: Dataset, split: str) -> None:
     if split not in data.splits:
         raise UserError(f"{data.full_name} has no split {split!r}; there are {', '.join(data.splits)}.")
-
-
-def parse_changes(changes: list[str]) -> dict[str, Any]:
-    """`name=value` pairs; a value is JSON (a number, true, false) or else a word."""
-    parsed: dict[str, Any] = {}
-    for change in changes:
-        name, separator, value = change.partition("=")
-        if not separator:
-            raise UserError(f"--set {change} is not of the form name=value.")
-        try:
-            parsed[name] = json.loads(value)
-        except ValueError:
-            parsed[name] = value
-    return parsed
 
 
 def open_sinks(folder: Path, from_step: int) -> list[Sink]:

@@ -1,14 +1,19 @@
-"""Slow weights: the networks that turn an item into the key under which it is remembered."""
+"""Slow weights: the networks that turn an item into the key under which it is remembered.
+
+Every encoder says the width of its keys in `width`.
+"""
 
 import functools
 import importlib.util
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.layers import SLOPE
+from fastweights.data.items import BLANK, PAD
+from fastweights.layers import SLOPE, he_init
 
 
 def images_to_float(images: Tensor) -> Tensor:
@@ -41,17 +46,14 @@ class CNN(nn.Module):
         super().__init__()
         height, width, channels = image_shape
         inputs = [channels] + [filters] * (layers - 1)
-        self.convolutions = nn.ModuleList(nn.Conv2d(n, filters, 3, padding=1, bias=bias) for n in inputs)
+        self.convolutions = nn.ModuleList(
+            he_init(nn.Conv2d(n, filters, 3, padding=1, bias=bias), SLOPE) for n in inputs
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(filters) for _ in range(min(batch_norm, layers)))
         for _ in range(layers):
             height, width = math.ceil(height / 2), math.ceil(width / 2)
         self.width = filters * height * width
         self.fusible = batch_norm >= layers and not bias and channels <= 3 and filters in (16, 32, 64, 128)
-        for convolution in self.convolutions:
-            assert isinstance(convolution, nn.Conv2d)
-            nn.init.kaiming_normal_(convolution.weight, a=SLOPE)
-            if convolution.bias is not None:
-                nn.init.zeros_(convolution.bias)
 
     def _can_be_fused(self, images: Tensor) -> bool:
         """Whether the fused kernels compute this: a fitting network, bytes on a GPU, in bfloat16."""
@@ -78,3 +80,120 @@ class CNN(nn.Module):
             # The activation is increasing, so it may follow the pooling: the same numbers for a quarter of the work.
             x = F.leaky_relu(F.max_pool2d(x, 2, ceil_mode=True), SLOPE)
         return x.flatten(1)
+
+
+class ResNet(nn.Module):
+    """TCML's residual network (Mishra et al., 2017) with the paper's changes.
+
+    Residual blocks, each of three 3x3 convolutions with batch norm and leaky ReLU 0.1, a 1x1 convolution beside them,
+    2x2 max-pooling of the sum that rounds up (84-42-21-11-6 pixels) and dropout; then one 1x1 convolution of `features`
+    filters (TCML has two) and the mean over all places. `dropout` is the probability of *dropping* an activation: TCML
+    keeps 0.9, the paper uses none.
+
+    Our readings: no convolution has a bias, and the last one too is followed by batch norm and leaky ReLU. Without that
+    norm all keys share one large part, and Hebb's rule, which compares them by their products, is slow to start.
+    """
+
+    SLOPE = 0.1
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        blocks: Sequence[int] = (64, 96, 128, 256),
+        features: int = 1024,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        inputs = (image_shape[-1], *blocks[:-1])
+        self.blocks = nn.Sequential(*(_Residual(n, m, dropout) for n, m in zip(inputs, blocks, strict=True)))
+        self.mix = he_init(nn.Conv2d(blocks[-1], features, 1, bias=False), self.SLOPE)
+        self.norm = nn.BatchNorm2d(features)
+        self.width = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, H, W, C) uint8 -> (B, features)."""
+        x = self.norm(self.mix(self.blocks(images_to_float(images))))
+        return F.leaky_relu(x, self.SLOPE).mean((2, 3))
+
+
+class _Residual(nn.Module):
+    def __init__(self, inputs: int, filters: int, dropout: float) -> None:
+        super().__init__()
+        slope, layers = ResNet.SLOPE, []
+        for n in (inputs, filters, filters):
+            convolution = he_init(nn.Conv2d(n, filters, 3, padding=1, bias=False), slope)
+            layers += [convolution, nn.BatchNorm2d(filters), nn.LeakyReLU(slope)]
+        self.convolutions = nn.Sequential(*layers)
+        self.shortcut = he_init(nn.Conv2d(inputs, filters, 1, bias=False), 1.0)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.convolutions(x) + self.shortcut(x)
+        return self.dropout(F.max_pool2d(x, 2, ceil_mode=True))
+
+
+class LSTM(nn.Module):
+    """Words embedded and read by a stack of LSTM layers; the key is the top state at one place of the sentence.
+
+    `readout`: "end", after the last word, or "blank", at the first missing word (in one direction the state there has
+    only seen what stands to the left). With `bidirectional`, a second stack of its own reads the sentence backwards and
+    the two states are joined: each where it has read all of the sentence, or both at the blank. `dropout` falls on
+    embeddings, between layers and on the key.
+
+    Our readings: embeddings start from a unit normal, weights by He's method, the forget gate's bias at 1 and the
+    others at 0, as was the default of the framework the paper used.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        embedding: int = 300,
+        units: int = 200,
+        layers: int = 2,
+        readout: str = "end",
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.at_blank = readout == "blank"
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.ahead = _stack(embedding, units, layers, dropout)
+        self.back = _stack(embedding, units, layers, dropout) if bidirectional else None
+        self.dropout = nn.Dropout(dropout)
+        self.width = units * (2 if bidirectional else 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, L) int32, padded behind -> (B, width). Padding is read, but only after the place that counts."""
+        last = (tokens != PAD).sum(1).clamp(min=1) - 1
+        place = first_blank(tokens, last) if self.at_blank else last
+        words = self.dropout(self.embedding(tokens))
+        keys = [pick(self.ahead(words)[0], place)]
+        if self.back is not None:
+            mirrored = (last.unsqueeze(1) - torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
+            reversed_words = words.gather(1, mirrored.unsqueeze(-1).expand_as(words))
+            keys.append(pick(self.back(reversed_words)[0], last - place if self.at_blank else last))
+        return self.dropout(torch.cat(keys, dim=1))
+
+
+def first_blank(tokens: Tensor, otherwise: Tensor) -> Tensor:
+    """(B): where the first blank of each sentence stands; `otherwise` where there is none."""
+    is_blank = tokens == BLANK
+    return torch.where(is_blank.any(1), is_blank.to(torch.uint8).argmax(1), otherwise)
+
+
+def pick(states: Tensor, places: Tensor) -> Tensor:
+    """Of states (B, L, units) the one at each sentence's place (B): (B, units)."""
+    return states.gather(1, places.view(-1, 1, 1).expand(-1, 1, states.shape[2])).squeeze(1)
+
+
+def _stack(inputs: int, units: int, layers: int, dropout: float) -> nn.LSTM:
+    lstm = nn.LSTM(inputs, units, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+    for name, parameter in lstm.named_parameters():
+        if "weight" in name:
+            nn.init.kaiming_normal_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+        if "bias_ih" in name:
+            with torch.no_grad():
+                parameter[units : 2 * units] = 1.0  # gates in the order input, forget, cell, output
+    return lstm

@@ -2,15 +2,28 @@
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.rules import Hebb
+if TYPE_CHECKING:
+    from fastweights.rules import Rule
 
 SLOPE = 0.2
-"""Negative slope of every leaky ReLU: the paper names no value; this is the default of the framework it used."""
+"""Negative slope of the leaky ReLUs: the paper names no value; this is the default of the framework it used."""
+
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+def he_init(layer: Layer, slope: float) -> Layer:
+    """He's initialisation for a layer under a leaky ReLU of this slope (1: no activation); biases start at zero."""
+    nn.init.kaiming_normal_(layer.weight, a=slope)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 def label_projection(slots: int, width: int) -> Tensor:
@@ -19,17 +32,19 @@ def label_projection(slots: int, width: int) -> Tensor:
     return torch.empty(slots, width).uniform_(-bound, bound)
 
 
-def noisy_one_hots(labels: Tensor, slots: int, noise: float, dtype: torch.dtype) -> Tensor:
-    """Labels (T, n) as one-hots (T, n, C), each entry disturbed by unif(-noise, noise)."""
-    one_hots = F.one_hot(labels, slots).to(dtype)
+def disturbed(one_hots: Tensor, noise: float) -> Tensor:
+    """One-hots with unif(-noise, noise) added to each of their numbers."""
     return one_hots if noise == 0 else one_hots + torch.empty_like(one_hots).uniform_(-noise, noise)
 
 
 class FastLinear(nn.Module):
-    """h = act(W'x + b) + act(M'x): learned slow weights W and a memory M that each task writes anew.
+    """h = act(W'x + b) + act(M'x): learned slow weights W and a memory M that each task writes anew, by a rule.
 
     The memory binds this layer's inputs to labels: to their random projections R'y, drawn once and stored with the
     model, or, where `projected` is false (an output layer, with as many units as labels), to the one-hots themselves.
+    Rules that learn from errors need no projection. Without a rule there is no fast path.
+
+    Truncated: what is written is a constant to the optimiser, no learning signal passes through the memory to the keys.
     """
 
     projection: Tensor | None
@@ -40,7 +55,7 @@ class FastLinear(nn.Module):
         outputs: int,
         slots: int,
         *,
-        fast: bool = True,
+        rule: "Rule | None" = None,
         slow: bool = True,
         projected: bool = True,
         activated: bool = True,
@@ -48,40 +63,41 @@ class FastLinear(nn.Module):
         truncated: bool = False,
     ) -> None:
         super().__init__()
-        if not (fast or slow):
+        if rule is None and not slow:
             raise ValueError("a FastLinear without a fast and without a slow path computes nothing")
-        self.slots, self.activated, self.truncated = slots, activated, truncated
-        self.slow = nn.Linear(inputs, outputs, bias=bias) if slow else None
-        self.rule = Hebb() if fast else None
-        self.register_buffer("projection", label_projection(slots, outputs) if fast and projected else None)
-        if self.slow is not None:
-            nn.init.kaiming_normal_(self.slow.weight, a=SLOPE if activated else 1.0)
-            if bias:
-                nn.init.zeros_(self.slow.bias)
+        self.rule, self.activated, self.truncated = rule, activated, truncated
+        slope = SLOPE if activated else 1.0
+        self.slow = he_init(nn.Linear(inputs, outputs, bias=bias), slope) if slow else None
+        has_projection = rule is not None and not rule.needs_errors and projected
+        self.register_buffer("projection", label_projection(slots, outputs) if has_projection else None)
 
-    def write(self, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Bind keys (T, n, D) to labels (T, n, C). Empty for a layer without a fast path.
-
-        Truncated: the memory is a constant to the optimiser, no learning signal passes through the writing.
-        """
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        """Bind keys (T, n, D) to labels (T, n, C) or errors (T, n, E), as the rule asks. Empty without a rule."""
         if self.rule is None:
             return {}
-        trace = self.rule.write(keys, labels)
-        return {name: tensor.detach() for name, tensor in trace.items()} if self.truncated else trace
+        return self.rule.write(*self._truncate(keys, signal))
+
+    def extend(self, trace: Mapping[str, Tensor], keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Write more into a memory."""
+        assert self.rule is not None
+        return self.rule.extend(trace, *self._truncate(keys, labels))
 
     def read(self, trace: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """What the memory answers to x (T, q, D), before the activation: M'x (T, q, E)."""
         assert self.rule is not None
-        association = self.rule.read(trace, x)
-        return association if self.projection is None else association @ self.projection
+        answer = self.rule.read(trace, x)
+        return answer if self.projection is None else answer @ self.projection
 
     def forward(self, x: Tensor, trace: Mapping[str, Tensor]) -> Tensor:
         paths = []
         if self.slow is not None:
-            paths.append(self._activate(self.slow(x)))
+            paths.append(self.activate(self.slow(x)))
         if self.rule is not None:
-            paths.append(self._activate(self.read(trace, x)))
+            paths.append(self.activate(self.read(trace, x)))
         return paths[0] if len(paths) == 1 else paths[0] + paths[1]
 
-    def _activate(self, x: Tensor) -> Tensor:
+    def activate(self, x: Tensor) -> Tensor:
         return F.leaky_relu(x, SLOPE) if self.activated else x
+
+    def _truncate(self, keys: Tensor, signal: Tensor) -> tuple[Tensor, Tensor]:
+        return (keys.detach(), signal.detach()) if self.truncated else (keys, signal)

@@ -1,36 +1,199 @@
 """Fast-weight rules: how a layer's memory is written in the description phase and read in the prediction phase.
 
-A rule is one interface of two methods over a flat dict of tensors, its *trace*:
+A rule is one interface over a flat dict of tensors, its *trace*:
 
-    trace = rule.write(keys, labels)      keys (T, n, D), labels (T, n, C) one-hots, perhaps noisy
-    answer = rule.read(trace, queries)    queries (T, q, D) -> association with each label slot (T, q, C)
+    trace = rule.write(keys, signal)      keys (T, n, D) and what to bind them to
+    answer = rule.read(trace, queries)    queries (T, q, D)
 
-The layer turns an association into its read-out with the label projection R (see `layers.FastLinear`), which is the
-same as storing projected labels: M = S'R. Costs below are multiplications per task, against n stored examples, q
-queries, C label slots, key width D and value width E; memory is floats in the trace.
+Rules that learn from labels are given one-hots (T, n, C), perhaps noisy, and answer with the association of a query
+with each label slot (T, q, C); the layer turns that into its read-out with the label projection R, which is the same as
+storing projected labels (M = S'R, see `memory`). They can also `extend` a trace and `forget` a label slot. The
+`Gradient` rule learns from errors at the layer's outputs (T, n, E) and answers with the read-out (T, q, E) itself.
+
+Costs are multiplications per task, against n = N*K stored examples, q queries, C label slots, key width D and value
+width E; memory is floats in the trace.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fastweights import memory
+from fastweights.layers import SLOPE, he_init
 
 Trace = Mapping[str, Tensor]
 
 
-class Hebb(nn.Module):
+class Rule(nn.Module):
+    """How a memory is written and read."""
+
+    needs_errors = False
+    """Whether `write` is given the errors at the layer's outputs instead of labels."""
+
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        """Bind keys (T, n, D) to a signal: labels (T, n, C) or errors (T, n, E)."""
+        raise NotImplementedError
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        """Ask with queries (T, q, D): association with each slot (T, q, C), or read-out (T, q, E)."""
+        raise NotImplementedError
+
+    def extend(self, trace: Trace, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The trace that writing these pairs together with the earlier ones would have left."""
+        raise NotImplementedError
+
+    def forget(self, trace: Trace, slot: Tensor) -> dict[str, Tensor]:
+        """The trace as if nothing had been written to one label slot, given as a one-hot (T, C)."""
+        raise NotImplementedError
+
+
+class Hebb(Rule):
     """The paper's rule (eq. 1-3): the summed outer product of keys and label values.
 
     Write n C D, read q C (D + E), memory C D whatever the number of examples.
     """
 
-    def __init__(self, rate: float = 1.0) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def write(self, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"sums": memory.write_sums(keys, labels, self.rate)}
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        return {"sums": memory.write_sums(keys, signal)}
 
     def read(self, trace: Trace, queries: Tensor) -> Tensor:
         return memory.read_sums(trace["sums"], queries)
+
+    def extend(self, trace: Trace, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"sums": memory.add(trace["sums"], self.write(keys, labels)["sums"])}
+
+    def forget(self, trace: Trace, slot: Tensor) -> dict[str, Tensor]:
+        return {"sums": trace["sums"] * (1 - slot).unsqueeze(-1)}
+
+
+class Normalised(Hebb):
+    """Hebb's rule on keys and queries of unit length, the answer multiplied by a learned scale.
+
+    Every example then counts alike however strongly the encoder responds to it. The scale starts at 10, which gives the
+    read-out about the size of the slow path's activations. Costs as `Hebb`, and (n + q) D for the lengths.
+    """
+
+    def __init__(self, scale: float = 10.0) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        return super().write(F.normalize(keys, dim=-1), signal)
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        return self.log_scale.exp() * super().read(trace, F.normalize(queries, dim=-1))
+
+
+class Optimal(Rule):
+    """The optimal linear associative memory (the paper's footnote): the pseudo-inverse in place of the transpose.
+
+    As ridge regression from keys to labels with a learned penalty p, the answer multiplied by a learned scale (the
+    regression alone answers between 0 and 1, too flat for a softmax): solved in the dual, an n x n system,
+
+        S = Y' (K K' + p I)^-1 K        (C x D, read like the class sums of Hebb's rule)
+
+    which tends to the pseudo-inverse as p goes to 0; p stays above `FLOOR` so that float32 can solve it. The trace
+    keeps keys and labels as well, since another example changes what all earlier ones weigh.
+    Write n^2 D + n^3 / 3 + n C (n + D), read q C (D + E), memory n (D + C) + C D.
+    """
+
+    FLOOR = 1e-2
+
+    def __init__(self, penalty: float = 1.0, scale: float = 10.0) -> None:
+        super().__init__()
+        self.log_penalty = nn.Parameter(torch.tensor(math.log(penalty)))
+        self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        sums = ridge_sums(keys, signal, self.log_penalty.exp() + self.FLOOR)
+        return {"keys": keys, "labels": signal, "sums": sums}
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        return self.log_scale.exp() * memory.read_sums(trace["sums"], queries)
+
+    def extend(self, trace: Trace, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return self.write(torch.cat([trace["keys"], keys], dim=1), torch.cat([trace["labels"], labels], dim=1))
+
+    def forget(self, trace: Trace, slot: Tensor) -> dict[str, Tensor]:
+        """A key of zeros weighs nothing in the regression: examples are blanked, not cut out, so tasks stay aligned."""
+        labels = trace["labels"]
+        keep = 1 - (labels * slot.unsqueeze(1)).sum(-1, keepdim=True)
+        return self.write(trace["keys"] * keep, labels * keep)
+
+
+def ridge_sums(keys: Tensor, labels: Tensor, penalty: Tensor) -> Tensor:
+    """Y' (K K' + p I)^-1 K: the linear map (..., C, D) from keys (..., n, D) to labels (..., n, C) by ridge regression.
+
+    The gram matrix is positive definite, so Cholesky's method serves; unlike `torch.linalg.solve` these calls do not
+    wait for the device to report whether they succeeded.
+    """
+    gram = keys @ keys.mT + penalty * torch.eye(keys.shape[-2], dtype=keys.dtype, device=keys.device)
+    lower, _ = torch.linalg.cholesky_ex(gram)
+    halfway = torch.linalg.solve_triangular(lower, labels, upper=False)
+    return torch.linalg.solve_triangular(lower.mT, halfway, upper=True).mT @ keys
+
+
+class Gradient(Rule):
+    """Error gradients mapped to fast weights (section 3.3): M = g(sum_i of the gradient of example i's loss by W).
+
+    g is an MLP 1-40-40-1 with leaky ReLU that maps every coordinate of the summed gradient by itself; `preprocessed`
+    gives it each coordinate's logarithm and sign (Andrychowicz et al., 2016, p = 7) instead of the raw number. The
+    gradient of a layer's weights is the summed outer product of its inputs and the errors at its outputs: Hebb's rule
+    with errors in the place of values. All of it, the errors included, is optimised through.
+    Write n D E + 1680 D E (1720 preprocessed), read q D E, memory D E. The MLP's activations, some 160 D E floats, are
+    computed in blocks and, where there are many, once more in the backward pass instead of being kept.
+    """
+
+    needs_errors = True
+    HIDDEN = 40
+    BLOCK = 2**20
+    """Coordinates mapped at a time: 160 MiB for each of the MLP's activations in float32."""
+
+    def __init__(self, preprocessed: bool = False) -> None:
+        super().__init__()
+        self.preprocessed = preprocessed
+        self.mlp = nn.Sequential(
+            he_init(nn.Linear(2 if preprocessed else 1, self.HIDDEN), SLOPE),
+            nn.LeakyReLU(SLOPE),
+            he_init(nn.Linear(self.HIDDEN, self.HIDDEN), SLOPE),
+            nn.LeakyReLU(SLOPE),
+            he_init(nn.Linear(self.HIDDEN, 1), 1.0),
+        )
+
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        gradient = memory.write(keys, signal)
+        blocks = gradient.flatten().split(self.BLOCK)
+        if len(blocks) == 1 or not torch.is_grad_enabled():
+            mapped = [self.map_coordinates(block) for block in blocks]
+        else:
+            # No random numbers are drawn within, and looking up their state would wait for the device.
+            again = partial(checkpoint, self.map_coordinates, use_reentrant=False, preserve_rng_state=False)
+            mapped = [again(block) for block in blocks]
+        return {"memory": torch.cat(mapped).view_as(gradient)}
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        return memory.read(trace["memory"], queries)
+
+    def map_coordinates(self, gradient: Tensor) -> Tensor:
+        """g on each number of a vector."""
+        features = log_and_sign(gradient) if self.preprocessed else gradient.unsqueeze(-1)
+        return self.mlp(features).squeeze(-1)
+
+
+def log_and_sign(gradient: Tensor, p: float = 7.0) -> Tensor:
+    """(log|g| / p, sign g) where |g| >= e^-p, else (-1, e^p g), along a new last dimension: both of about unit size."""
+    return torch.stack([gradient.abs().clamp(min=math.exp(-p)).log() / p, (gradient * math.exp(p)).clamp(-1, 1)], -1)
+
+
+RULES: dict[str, Callable[[], Rule]] = {
+    "hebb": Hebb,
+    "normalised": Normalised,
+    "optimal": Optimal,
+    "gradient": Gradient,
+    "gradient-log": partial(Gradient, preprocessed=True),
+}

@@ -29,27 +29,64 @@ class LearnerSettings(_Settings):
     encoder: str = "cnn"
     """Which network computes the keys: a key of `learners.ENCODERS`."""
     item_shape: tuple[int, ...] = (28, 28, 1)
-    """Height, width and channels of the images."""
+    """Height, width and channels of the images; (length,) of sentences."""
+    vocabulary: int = 0
+    """Number of tokens of a text; 0 for images."""
     slots: int = 5
     """Label slots (C): the most classes a task may have."""
+
+    layers: int = 5
+    """Convolution layers of the CNN, or layers of the LSTM."""
     filters: int = 64
     """Filters in each convolution of the CNN."""
-    layers: int = 5
-    """Convolution layers of the CNN."""
     batch_norm: int = 5
     """How many of the CNN's layers, from the first, are batch-normalised."""
     conv_bias: bool = False
     """Whether the CNN's convolutions have biases."""
+    blocks: tuple[int, ...] = (64, 96, 128, 256)
+    """Filters in each residual block of the ResNet."""
+    features: int = 1024
+    """Filters of the ResNet's last, 1x1 convolution."""
+    embedding: int = 300
+    """Width of the LSTM's word embeddings."""
+    units: int = 200
+    """Units in each layer of the LSTM."""
+    readout: str = "end"
+    """Where the LSTM's state becomes the key: at the end of the sentence, or at the blank."""
+    bidirectional: bool = False
+    """Whether a second LSTM reads the sentence from its end."""
+    dropout: float = 0.0
+    """Probability that the ResNet or the LSTM drops an activation in training."""
+
+    placement: str = "fc"
+    """Which layers have fast weights: a key of `learners.fast_weights.PLACEMENTS`."""
+    rule: str = "hebb"
+    """How fast weights are written: a key of `rules.RULES`."""
     width: int = 288
-    """Units of the fast-weight layer (d_L)."""
+    """Units of the fully connected layer (d_L)."""
     bias: bool = True
     """Whether the slow paths of the top layers have biases."""
     label_noise: float = 0.0
     """Uniform noise added to the one-hot labels in training, at most this much either way."""
-    slow_path: bool = True
-    """Whether the fast-weight layer has slow weights beside it."""
-    truncated: bool = False
-    """Whether the memory is a constant to the optimiser."""
+
+    inner_steps: int = 5
+    """Gradient steps MAML takes on a task's description."""
+    inner_rate: float = 0.01
+    """Step size of these."""
+    first_order: bool = False
+    """Whether MAML's meta-gradient leaves out second derivatives."""
+
+    def __post_init__(self) -> None:
+        may_be_zero = {"vocabulary", "batch_norm"}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if field.type in (int, tuple[int, ...]) and min(numbers) < (0 if field.name in may_be_zero else 1):
+                raise UserError(f"{field.name} is {value}, which is too small.")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout is a probability from 0 up to, but not including, 1; not {self.dropout}.")
+        if self.label_noise < 0:
+            raise UserError(f"label_noise is at least 0, not {self.label_noise}.")
 
 
 @dataclass(frozen=True)
@@ -90,6 +127,16 @@ class TrainSettings(_Settings):
     """Tasks of the one test at the end."""
     log_every: int = 20
     """Steps between two lines of the log."""
+    pretrain_steps: int = 0
+    """Updates of the encoder as a plain classifier of all training classes, before the meta-training."""
+    pretrain_batch: int = 512
+    """Items in each of them."""
+    pretrain_learning_rate: float = 1e-3
+    """Adam's step size in them, with cosine decay."""
+    pretrain_label_smoothing: float = 0.1
+    """Label smoothing in them."""
+    average: float = 0.0
+    """Decay of the moving average of the weights that is validated and kept; 0 keeps the weights themselves."""
     augment: tuple[str, ...] = ()
     """Changes made to training images: see `augment`."""
     precision: str = "float32"

@@ -101,6 +101,7 @@ class Training:
         self._saved_at = time.monotonic()
         self._logged_step, self._logged_at = 0, time.monotonic()
         self._stop = self._asked_to_stop = False
+        self._deadline = math.inf
 
     def restore(self, saved: checkpoint.Saved) -> None:
         """Go on exactly where a checkpoint was written."""
@@ -109,8 +110,12 @@ class Training:
         self.best = {name: t.to(self.take_step.device) for name, t in saved.section("best").items()}
         self.counters = Counters(**saved.counters)
 
-    def run(self) -> Outcome:
-        """Train to the end (or until Ctrl-C), then answer the test tasks once with the best weights."""
+    def run(self, deadline: float = math.inf) -> Outcome:
+        """Train to the end, then answer the test tasks once with the best weights.
+
+        Ctrl-C, and the deadline (by `time.monotonic`), interrupt: a checkpoint is written, to be resumed another time.
+        """
+        self._deadline = deadline
         with self._interruptible():
             self._loop()
         if self.counters.step > self._logged_step:
@@ -141,7 +146,8 @@ class Training:
     def _agree(self, seconds: float) -> None:
         """Settle the clock, and whether to stop. Several ranks do so together, and only where they wait anyway."""
         self.counters.seconds = self.ranks.largest(seconds, self.device)
-        self._stop = bool(self.ranks.largest(float(self._asked_to_stop), self.device))
+        asked_to_stop = self._asked_to_stop or time.monotonic() > self._deadline
+        self._stop = bool(self.ranks.largest(float(asked_to_stop), self.device))
 
     def _done(self) -> float:
         """The share of the run that is behind us: by steps or by the clock, whichever is ahead."""

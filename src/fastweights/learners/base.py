@@ -1,6 +1,8 @@
 """What every system, ours and its rivals, looks like from outside: two phases and a state between them."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +13,24 @@ from fastweights.errors import UserError
 State = Mapping[str, Tensor]
 """What a learner keeps of the tasks it was told: a flat dict of tensors, each with a leading task dimension."""
 
+UNSEEN = -1e9
+"""Logit of a class without examples, where there is nothing to compare with: as good as never, and no NaN in a loss."""
+
 
 class Learner(nn.Module):
     """A system that is described a task once and then answers questions about it.
 
     Labels of a task of N classes are 0 .. N-1. `way` is N; it may be left out, and is then read off the labels, which
-    on a GPU waits for them. In eval mode the answer to a query depends on the description and on that query alone.
+    on a GPU waits for them. In eval mode the answer to a query depends on the description and on that query alone,
+    unless the learner is `transductive`.
     """
 
     encoder: nn.Module
+
+    @property
+    def transductive(self) -> bool:
+        """Whether the answer to a query also depends on the other queries it is asked with; results must say so."""
+        return False
 
     def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
         """Description phase: items (T, n, *item) with labels (T, n) become a state."""
@@ -40,16 +51,79 @@ class Learner(nn.Module):
         """Both phases, as in training: logits (T, N*Q, N)."""
         return self.predict(self.describe(episode.support_x, episode.support_y, episode.way), episode.query_x)
 
+    def extend(self, state: State, x: Tensor, y: Tensor, way: int | None = None) -> dict[str, Tensor]:
+        """Add examples (T, m, *item) with labels (T, m) to described tasks: the state of describing all at once.
+
+        Labels may be new, up to the model's number of label slots; `way` is the number of classes from now on.
+        """
+        raise UserError(f"{self._name} cannot add examples to a described task; describe it anew with all of them.")
+
+    def forget(self, state: State, label: int) -> dict[str, Tensor]:
+        """The state as if no example of this label had been described; the label keeps its place in the logits."""
+        raise UserError(f"{self._name} cannot forget a class; describe the task anew without it.")
+
     def embed(self, x: Tensor) -> Tensor:
         """Items (T, n, *item) as keys (T, n, D), in float32 or better whatever the encoder computed in."""
-        keys = self.encoder(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        return keys.float() if keys.dtype in (torch.bfloat16, torch.float16) else keys
+        return at_least_float32(self.encoder(x.flatten(0, 1))).unflatten(0, x.shape[:2])
 
-    def embed_both(self, episode: Episode) -> tuple[Tensor, Tensor]:
-        """Keys of support and queries from one pass of the encoder; batch norm then sees both together."""
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+
+class KeyLearner(Learner):
+    """A learner that sees an item only through the encoder's key for it: `bind` and `answer` are all there is to it."""
+
+    def bind(self, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
+        """Keys (T, n, D) with labels (T, n) become a state."""
+        raise NotImplementedError
+
+    def answer(self, state: State, queries: Tensor) -> Tensor:
+        """Keys (T, q, D) become logits (T, q, N)."""
+        raise NotImplementedError
+
+    def bind_more(self, state: State, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
+        """Keys (T, m, D) with labels (T, m) are added to a state, which from now on has `way` classes."""
+        raise NotImplementedError
+
+    def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
+        check_labels(support_x, support_y)
+        return self.bind(self.embed(support_x), support_y, count_classes(support_y, way))
+
+    def predict(self, state: State, query_x: Tensor) -> Tensor:
+        return self.answer(state, self.embed(query_x))
+
+    def forward(self, episode: Episode) -> Tensor:
+        """One pass of the encoder for support and queries; batch norm, in training, sees both together."""
         split = episode.support_x.shape[1], episode.query_x.shape[1]
         keys, queries = self.embed(torch.cat([episode.support_x, episode.query_x], dim=1)).split(split, dim=1)
-        return keys, queries
+        return self.answer(self.bind(keys, episode.support_y, episode.way), queries)
+
+    def extend(self, state: State, x: Tensor, y: Tensor, way: int | None = None) -> dict[str, Tensor]:
+        check_labels(x, y)
+        return self.bind_more(state, self.embed(x), y, count_classes(y, way))
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+Head = TypeVar("Head", bound=Callable[..., Any])
+
+
+def full_precision(head: Head) -> Head:
+    """Switch autocast off within a method that takes tensors: memories and logits are computed as precisely as stored.
+
+    Associations differ by little and sums grow with every shot; what bfloat16 would save here is not worth its errors.
+    """
+
+    @functools.wraps(head)
+    def run(self: Learner, *args: Any) -> Any:
+        device = next(arg.device for arg in args if isinstance(arg, Tensor))
+        with torch.autocast(device.type, enabled=False):
+            return head(self, *args)
+
+    return run  # type: ignore[return-value]
 
 
 def count_classes(labels: Tensor, way: int | None) -> int:
@@ -57,6 +131,41 @@ def count_classes(labels: Tensor, way: int | None) -> int:
     return int(labels.max()) + 1 if way is None else way
 
 
+def check_labels(x: Tensor, y: Tensor) -> None:
+    if x.shape[:2] != y.shape:
+        raise UserError(
+            f"items of shape {tuple(x.shape)} need labels of shape {tuple(x.shape[:2])} (tasks, items), "
+            f"not {tuple(y.shape)}."
+        )
+
+
 def check_way(way: int, slots: int) -> None:
     if way > slots:
         raise UserError(f"this model has {slots} label slots and cannot learn a task of {way} classes.")
+
+
+def check_label(label: int, way: int) -> None:
+    if not 0 <= label < way:
+        raise UserError(f"there is no label {label} to forget: this task has the labels 0 to {way - 1}.")
+
+
+def draw_slots(tasks: int, way: int, slots: int, device: torch.device, *, shuffled: bool) -> Tensor:
+    """(T, N): which of a model's label slots each class of a task is bound to: any, or the first N in order.
+
+    With as many classes as slots nothing is shuffled: the labels of a task are in random order already.
+    """
+    if shuffled and way < slots:
+        return torch.rand(tasks, slots, device=device).topk(way).indices
+    return torch.arange(way, device=device).expand(tasks, way)
+
+
+def add_slots(taken: Tensor, way: int, slots: int) -> Tensor:
+    """Slots (T, N) and as many more, the first that are free, as a task of `way` classes needs."""
+    is_taken = torch.zeros(taken.shape[0], slots, device=taken.device).scatter(1, taken, 1.0)
+    free_first = is_taken.argsort(dim=1, stable=True)
+    return torch.cat([taken, free_first[:, : max(0, way - taken.shape[1])]], dim=1)
+
+
+def bound_logits(logits: Tensor, slots: Tensor) -> Tensor:
+    """Of the logits (..., C) of all label slots those that a task has bound, in the order of its labels."""
+    return logits.gather(-1, slots.unsqueeze(1).expand(-1, logits.shape[1], -1))

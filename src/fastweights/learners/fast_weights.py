@@ -1,22 +1,57 @@
 """Hebbian fast weights (Munkhdalai & Trischler, 2018): the paper's own system.
 
 An encoder of slow weights turns an item into a key; a fully connected layer with a slow and a fast path (`FastLinear`)
-binds keys to random projections of their labels in one shot; a softmax layer learns to read the labels back.
+binds keys to random projections of their labels in one shot; a softmax layer learns to read the labels back. Where the
+fast weights are and by which rule they are written can be chosen.
 
-Departures and readings: the label projection stays fixed, label noise is for training only, and the loss is the mean
-over queries where the paper sums them (the same to Adam).
+Departures and readings: the label projection stays fixed, label noise is for training only and for projected labels
+only, and the loss is the mean over queries where the paper sums them (the same to Adam).
 """
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fastweights.episodes import Episode
-from fastweights.layers import FastLinear, noisy_one_hots
-from fastweights.learners.base import Learner, State, check_way, count_classes
+from fastweights.errors import UserError
+from fastweights.layers import SLOPE, FastLinear, disturbed
+from fastweights.learners.base import (
+    KeyLearner,
+    State,
+    add_slots,
+    bound_logits,
+    check_label,
+    check_way,
+    draw_slots,
+    full_precision,
+)
+from fastweights.rules import Hebb, Rule
+
+BOTH = {"fast": True}
+FAST = {"fast": True, "slow": False}
+SLOW = {"fast": False}
+
+PLACEMENTS: dict[str, tuple[dict[str, bool], dict[str, bool]]] = {
+    "fc": (BOTH, SLOW),
+    "fc-fast-only": (FAST, SLOW),
+    "truncated": ({**BOTH, "truncated": True}, SLOW),
+    "softmax": (SLOW, BOTH),
+    "softmax-fast-only": (SLOW, FAST),
+    "fc+softmax": (BOTH, BOTH),
+}
+"""The paper's ablations: the paths of the fully connected layer and of the softmax layer."""
 
 
-class FastWeights(Learner):
-    """An encoder under a fast-weight layer under a softmax layer."""
+class FastWeights(KeyLearner):
+    """An encoder under a fully connected layer under a softmax layer, one of them or both with fast weights.
+
+    In the softmax layer labels are bound as one-hots and the logits are slow + fast; where both layers are fast, the
+    memory of the lower one is written first and the upper one's keys are computed through it.
+
+    A class that was forgotten has no keys in the memory: its logit is what the slow path alone gives it.
+    """
 
     def __init__(
         self,
@@ -24,56 +59,115 @@ class FastWeights(Learner):
         *,
         slots: int,
         width: int = 288,
+        placement: str = "fc",
+        rule: Callable[[], Rule] = Hebb,
         label_noise: float = 0.0,
-        slow_path: bool = True,
-        truncated: bool = False,
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.encoder, self.slots, self.label_noise = encoder, slots, label_noise
+        self.encoder, self.slots, self.placement, self.label_noise = encoder, slots, placement, label_noise
         inputs = int(encoder.width)  # type: ignore[arg-type]
-        self.hidden = FastLinear(inputs, width, slots, slow=slow_path, truncated=truncated, bias=bias)
-        self.output = FastLinear(width, slots, slots, fast=False, activated=False, bias=bias)
+        hidden, output = PLACEMENTS[placement]
+        self.hidden = _layer(inputs, width, slots, rule, **hidden, bias=bias)
+        self.output = _layer(width, slots, slots, rule, **output, bias=bias, projected=False, activated=False)
+        self.needs_errors = any(layer.rule is not None and layer.rule.needs_errors for layer in self._layers.values())
+        if self.needs_errors and placement not in ("fc", "truncated"):
+            raise UserError(
+                f"the gradient rule needs slow weights in the fully connected layer and fast ones there alone: "
+                f"placement fc or truncated, not {placement}."
+            )
 
-    def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
-        return self.bind(self.embed(support_x), support_y, count_classes(support_y, way))
-
-    def predict(self, state: State, query_x: Tensor) -> Tensor:
-        return self.answer(state, self.embed(query_x))
-
-    def recall(self, state: State, query_x: Tensor) -> Tensor:
-        assert self.hidden.rule is not None
-        association = self.hidden.rule.read(part(state, "hidden"), self.embed(query_x))
-        return self._bound(state, association)
-
-    def forward(self, episode: Episode) -> Tensor:
-        keys, queries = self.embed_both(episode)
-        return self.answer(self.bind(keys, episode.support_y, episode.way), queries)
-
+    @full_precision
     def bind(self, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
-        """Write keys (T, n, D) with labels (T, n) into the memory."""
         check_way(way, self.slots)
-        slots = self._draw_slots(len(keys), way, keys.device)
-        noise = self.label_noise if self.training else 0.0
-        one_hots = noisy_one_hots(slots.gather(1, labels), self.slots, noise, keys.dtype)
-        trace = self.hidden.write(keys, one_hots)
-        return {"slots": slots, **{f"hidden.{name}": tensor for name, tensor in trace.items()}}
+        slots = draw_slots(len(keys), way, self.slots, keys.device, shuffled=self.training)
+        one_hots = self._one_hots(slots, labels, keys.dtype)
+        signal = self.errors(keys, labels, slots) if self.needs_errors else disturbed(one_hots, self._noise)
+        state = {"slots": slots, **named("hidden", self.hidden.write(keys, signal))}
+        if self.output.rule is not None:
+            state |= named("output", self.output.write(self.hidden(keys, part(state, "hidden")), one_hots))
+        return state
 
+    @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
-        """Logits (T, q, N) of keys (T, q, D) read against the memory."""
         hidden = self.hidden(queries, part(state, "hidden"))
-        return self._bound(state, self.output(hidden, {}))
+        return bound_logits(self.output(hidden, part(state, "output")), state["slots"])
 
-    @staticmethod
-    def _bound(state: State, per_slot: Tensor) -> Tensor:
-        """Of numbers for every label slot (T, q, C), those of the slots that the task's classes are bound to."""
-        return per_slot.gather(2, state["slots"].unsqueeze(1).expand(-1, per_slot.shape[1], -1))
+    def recall(self, state: State, query_x: Tensor) -> Tensor | None:
+        if self.needs_errors:
+            return None
+        keys = self.embed(query_x)
+        if self.hidden.rule is not None:
+            association = self.hidden.rule.read(part(state, "hidden"), keys)
+        else:
+            assert self.output.rule is not None
+            association = self.output.rule.read(part(state, "output"), self.hidden(keys, {}))
+        return bound_logits(association, state["slots"])
 
-    def _draw_slots(self, tasks: int, way: int, device: torch.device) -> Tensor:
-        """(T, N): the label slot that each class of a task is bound to; random in training, the first N after it."""
-        if self.training and way < self.slots:
-            return torch.rand(tasks, self.slots, device=device).topk(way).indices
-        return torch.arange(way, device=device).expand(tasks, way)
+    @full_precision
+    def bind_more(self, state: State, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
+        check_way(way, self.slots)
+        slots = add_slots(state["slots"], way, self.slots)
+        one_hots = self._one_hots(slots, labels, keys.dtype)
+        name = self._changeable_layer("add examples to a described task; describe it anew with all of them")
+        if name == "hidden":
+            one_hots = disturbed(one_hots, self._noise)
+        else:
+            keys = self.hidden(keys, {})
+        return {"slots": slots, **named(name, self._layers[name].extend(part(state, name), keys, one_hots))}
+
+    def forget(self, state: State, label: int) -> dict[str, Tensor]:
+        check_label(label, state["slots"].shape[1])
+        name = self._changeable_layer("forget a class; describe the task anew without it")
+        rule = self._layers[name].rule
+        assert rule is not None
+        slot = F.one_hot(state["slots"][:, label], self.slots)
+        return {"slots": state["slots"], **named(name, rule.forget(part(state, name), slot))}
+
+    def errors(self, keys: Tensor, labels: Tensor, slots: Tensor) -> Tensor:
+        """Of each example, the gradient of its cross-entropy by the fully connected layer's outputs before activation.
+
+        Computed with an empty memory, by the chain rule written out, for all examples of all tasks at once: (T, n, E).
+        """
+        assert self.hidden.slow is not None
+        assert self.output.slow is not None
+        before = self.hidden.slow(keys)
+        logits = bound_logits(self.output.slow(self.hidden.activate(before)), slots)
+        at_logits = logits.softmax(-1) - F.one_hot(labels, slots.shape[1]).to(logits.dtype)
+        at_hidden = at_logits @ self.output.slow.weight[slots]
+        return torch.where(before > 0, at_hidden, SLOPE * at_hidden)
+
+    @property
+    def _layers(self) -> dict[str, FastLinear]:
+        return {"hidden": self.hidden, "output": self.output}
+
+    @property
+    def _noise(self) -> float:
+        return self.label_noise if self.training else 0.0
+
+    def _one_hots(self, slots: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.one_hot(slots.gather(1, labels), self.slots).to(dtype)
+
+    def _changeable_layer(self, wish: str) -> str:
+        """The one layer whose memory can be written again: not if another's keys went through it."""
+        if self.needs_errors:
+            raise UserError(f"fast weights written by the gradient rule cannot {wish}.")
+        if self.placement == "fc+softmax":
+            raise UserError(
+                f"with placement fc+softmax, where one memory's keys went through another, you cannot {wish}."
+            )
+        return "hidden" if self.hidden.rule is not None else "output"
+
+
+def _layer(
+    inputs: int, outputs: int, slots: int, rule: Callable[[], Rule], *, fast: bool, **options: Any
+) -> FastLinear:
+    return FastLinear(inputs, outputs, slots, rule=rule() if fast else None, **options)
+
+
+def named(layer: str, trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The trace of one layer as it is called within a learner's state."""
+    return {f"{layer}.{name}": tensor for name, tensor in trace.items()}
 
 
 def part(state: State, layer: str) -> dict[str, Tensor]:

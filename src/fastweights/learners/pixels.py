@@ -1,19 +1,26 @@
-"""Nearest neighbour on raw pixels: what one gets without learning anything."""
+"""The simplest baseline: the label of the described image that differs least in its pixels. Nothing is learned."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fastweights.learners.base import Learner, State, count_classes
+from fastweights.encoders import images_to_float
+from fastweights.learners.base import UNSEEN, State, full_precision
+from fastweights.learners.examples import ExampleLearner
 
 
-class PixelNearestNeighbour(Learner):
-    """Answers with the label of the support image that is nearest in Euclidean distance."""
+class PixelNearestNeighbour(ExampleLearner):
+    """Logits are the negative Euclidean distance to the nearest example of each class, on raw pixels."""
 
-    def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
-        classes = torch.arange(count_classes(support_y, way), device=support_y.device)
-        return {"images": support_x, "is_class": support_y.unsqueeze(-1) == classes}
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = _Pixels()
 
-    def predict(self, state: State, query_x: Tensor) -> Tensor:
-        distance = torch.cdist(query_x.flatten(2).float(), state["images"].flatten(2).float())
-        of_class = distance.unsqueeze(-1).masked_fill(~state["is_class"].unsqueeze(1), torch.inf)
-        return -of_class.amin(2)
+    @full_precision
+    def answer(self, state: State, queries: Tensor) -> Tensor:
+        nearness = -torch.cdist(queries, state["keys"])
+        return nearness.unsqueeze(-1).masked_fill(state["labels"].unsqueeze(1) == 0, UNSEEN).amax(2)
+
+
+class _Pixels(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images_to_float(images).flatten(1)

@@ -1,0 +1,30 @@
+"""What learners share that simply keep every example: its key and its label."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastweights.learners.base import KeyLearner, State, check_label, full_precision
+
+
+class ExampleLearner(KeyLearner):
+    """Keeps keys (T, n, D) and labels as one-hots (T, n, N); how to compare a query with them is up to `answer`."""
+
+    @full_precision
+    def bind(self, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
+        return {"keys": keys, "labels": F.one_hot(labels, way).to(keys.dtype)}
+
+    @full_precision
+    def bind_more(self, state: State, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
+        before = state["labels"]
+        way = max(way, before.shape[2])
+        more = self.bind(keys, labels, way)
+        grown = F.pad(before, (0, way - before.shape[2]))
+        return {"keys": torch.cat([state["keys"], more["keys"]], 1), "labels": torch.cat([grown, more["labels"]], 1)}
+
+    def forget(self, state: State, label: int) -> dict[str, Tensor]:
+        """Examples of the label are left without one, not cut out, so that tasks stay aligned."""
+        way = state["labels"].shape[2]
+        check_label(label, way)
+        others = torch.arange(way, device=state["labels"].device) != label
+        return {"keys": state["keys"], "labels": state["labels"] * others}

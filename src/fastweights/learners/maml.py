@@ -1,0 +1,134 @@
+"""MAML (Finn et al., 2017): an initialisation from which a few gradient steps on the description learn the task.
+
+The state is a whole network of its own for every task: encoder and linear head after `inner_steps` steps of gradient
+descent on the cross-entropy of the description. All tasks are adapted at once (`torch.func.vmap`). `first_order` takes
+the inner gradients for constants in the meta-gradient, which then needs no second derivatives.
+
+**Transductive at query time** where the encoder has batch norm: as in the original, a task's activations are always
+normalised by their own batch, so the queries of a task are answered together and depend on one another. There are no
+running statistics. With `batch_norm` 0 the learner is inductive.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from fastweights.layers import he_init
+from fastweights.learners.base import (
+    Learner,
+    State,
+    at_least_float32,
+    bound_logits,
+    check_labels,
+    check_way,
+    count_classes,
+    draw_slots,
+    full_precision,
+)
+
+Parameters = dict[str, Tensor]
+
+
+class MAML(Learner):
+    """An encoder and a linear head, all of whose parameters every task adapts for itself.
+
+    Cost of a description: inner_steps forward and backward passes of the support, and one set of parameters to keep for
+    each task and, in second-order training, for each step.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        slots: int,
+        inner_steps: int = 5,
+        inner_rate: float = 0.01,
+        first_order: bool = False,
+    ) -> None:
+        super().__init__()
+        normalise_by_batch(encoder)
+        self.network = _Classifier(encoder, slots)
+        self.slots, self.inner_steps, self.inner_rate, self.first_order = slots, inner_steps, inner_rate, first_order
+
+    @property
+    def encoder(self) -> nn.Module:  # type: ignore[override]
+        return self.network.encoder
+
+    @property
+    def transductive(self) -> bool:
+        return any(isinstance(module, _BatchStatistics) for module in self.modules())
+
+    def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
+        check_labels(support_x, support_y)
+        way = count_classes(support_y, way)
+        check_way(way, self.slots)
+        # Describing takes gradients even where the caller wants none. Tensors made in inference mode allow none, copies
+        # made outside it do; leaving that mode switches gradients on, so what the caller had is put back.
+        wanted = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(wanted):
+            slots = draw_slots(len(support_x), way, self.slots, support_x.device, shuffled=self.training)
+            adapted = vmap(self.adapt, randomness="different")(support_x.clone(), support_y.clone(), slots)
+        return {"slots": slots, **adapted}
+
+    def predict(self, state: State, query_x: Tensor) -> Tensor:
+        parameters = {name: tensor for name, tensor in state.items() if name != "slots"}
+        logits = vmap(self._call, randomness="different")(parameters, query_x)
+        return bound_logits(logits, state["slots"])
+
+    def adapt(self, x: Tensor, y: Tensor, slots: Tensor) -> Parameters:
+        """The parameters that suit one task: items (n, *item) with labels (n), bound to output units (N)."""
+        parameters: Parameters = dict(self.network.named_parameters())
+        for _ in range(self.inner_steps):
+            steps = grad(self._loss)(parameters, x, y, slots)
+            for name, step in steps.items():
+                parameters[name] = parameters[name] - self.inner_rate * (step.detach() if self.first_order else step)
+        return parameters
+
+    def _loss(self, parameters: Parameters, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
+        return F.cross_entropy(self._call(parameters, x)[:, slots], y)
+
+    def _call(self, parameters: Parameters, x: Tensor) -> Tensor:
+        output = functional_call(self.network, parameters, (x,))
+        assert isinstance(output, Tensor)
+        return output
+
+
+class _Classifier(nn.Module):
+    def __init__(self, encoder: nn.Module, slots: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = he_init(nn.Linear(int(encoder.width), slots), 1.0)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(at_least_float32(self.encoder(x)))
+
+    @full_precision
+    def classify(self, keys: Tensor) -> Tensor:
+        return self.head(keys)
+
+
+class _BatchStatistics(nn.Module):
+    """Batch norm by the statistics of the batch at hand, always.
+
+    In elementary operations: differentiated twice under `vmap`, torch's own batch norm gives silently wrong gradients.
+    """
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        precise = at_least_float32(x)
+        variance, mean = torch.var_mean(precise, (0, 2, 3), correction=0, keepdim=True)
+        scale = self.weight.view(-1, 1, 1) * torch.rsqrt(variance + self.eps)
+        return ((precise - mean) * scale + self.bias.view(-1, 1, 1)).to(x.dtype)
+
+
+def normalise_by_batch(module: nn.Module) -> None:
+    """Replace every batch norm within a network, in place, by one without running statistics."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, _BatchStatistics(child))
+        else:
+            normalise_by_batch(child)

@@ -1,0 +1,176 @@
+"""What users may ask of a described task: to add to it, to forget a class of it, to keep it on disk."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from fastweights.errors import UserError
+from fastweights.learners import Learner, PixelNearestNeighbour, build_learner, load_state, save_state
+from fastweights.learners.base import UNSEEN, add_slots
+from fastweights.settings import LearnerSettings
+
+SLOTS = 6
+
+
+def narrow(**chosen: str) -> Callable[[], Learner]:
+    settings = LearnerSettings(item_shape=(12, 12, 1), slots=SLOTS, filters=4, layers=2, width=10, **chosen)
+    return lambda: build_learner(settings)
+
+
+CHANGEABLE = {
+    "hebb": narrow(),
+    "normalised": narrow(rule="normalised"),
+    "optimal": narrow(rule="optimal"),
+    "fc-fast-only": narrow(placement="fc-fast-only"),
+    "truncated": narrow(placement="truncated"),
+    "softmax": narrow(placement="softmax"),
+    "softmax-fast-only, optimal": narrow(placement="softmax-fast-only", rule="optimal"),
+    "prototypical": narrow(system="prototypical"),
+    "matching": narrow(system="matching"),
+    "pixels": PixelNearestNeighbour,
+}
+FIXED = {
+    "gradient": narrow(rule="gradient"),
+    "fc+softmax": narrow(placement="fc+softmax"),
+    "maml": narrow(system="maml"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def assert_same_answers(learner: Learner, one: dict[str, Tensor], other: dict[str, Tensor], query_x: Tensor) -> None:
+    torch.testing.assert_close(learner.predict(one, query_x), learner.predict(other, query_x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_extending_is_describing_all_at_once(name: str) -> None:
+    learner, episode = CHANGEABLE[name]().eval(), tiny.noise_episode(shot=3)
+    x, y = episode.support_x, episode.support_y
+    first, later = [0, 1, 3, 6, 9], [2, 4, 5, 7, 8, 10, 11]
+    state = learner.describe(x[:, first], y[:, first], 4)
+    extended = learner.extend(state, x[:, later], y[:, later])
+    assert_same_answers(learner, extended, learner.describe(x, y), episode.query_x)
+
+
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_extending_may_bring_new_classes(name: str) -> None:
+    learner, episode = CHANGEABLE[name]().eval(), tiny.noise_episode(way=SLOTS, shot=2)
+    x, y = episode.support_x, episode.support_y
+    state = learner.describe(x[:, :8], y[:, :8])
+    assert learner.predict(state, episode.query_x).shape[-1] == 4
+    extended = learner.extend(state, x[:, 8:], y[:, 8:])
+    assert_same_answers(learner, extended, learner.describe(x, y), episode.query_x)
+
+
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_forgetting_is_never_having_seen(name: str) -> None:
+    learner, episode = CHANGEABLE[name]().eval(), tiny.noise_episode(shot=2)
+    x, y = episode.support_x, episode.support_y
+    others = [0, 1, 4, 5, 6, 7]
+    state = learner.forget(learner.describe(x, y), 1)
+    assert_same_answers(learner, state, learner.describe(x[:, others], y[:, others], 4), episode.query_x)
+    again = learner.extend(state, x[:, 2:4], y[:, 2:4])
+    assert_same_answers(learner, again, learner.describe(x, y), episode.query_x)
+
+
+@pytest.mark.parametrize("name", ["prototypical", "matching", "pixels", "softmax-fast-only, optimal"])
+def test_a_forgotten_class_is_not_predicted(name: str) -> None:
+    learner, episode = CHANGEABLE[name]().eval(), tiny.noise_episode()
+    state = learner.forget(learner.describe(episode.support_x, episode.support_y), 2)
+    logit = learner.predict(state, episode.support_x)[..., 2]
+    if name.startswith("softmax"):
+        assert not logit.any()
+    else:
+        torch.testing.assert_close(logit, torch.full_like(logit, UNSEEN))
+
+
+def test_a_forgotten_class_keeps_what_the_slow_path_gives_it() -> None:
+    learner, episode = CHANGEABLE["hebb"]().eval(), tiny.noise_episode()
+    state = learner.describe(episode.support_x, episode.support_y)
+    for label in range(4):
+        state = learner.forget(state, label)
+    slow = learner.output.slow(learner.hidden.activate(learner.hidden.slow(learner.embed(episode.query_x))))
+    torch.testing.assert_close(learner.predict(state, episode.query_x), slow[..., :4])
+
+
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_changes_leave_the_given_state_alone_and_let_gradients_through(name: str) -> None:
+    learner, episode = CHANGEABLE[name](), tiny.noise_episode()
+    state = learner.describe(episode.support_x, episode.support_y, 4)
+    before = {key: tensor.clone() for key, tensor in state.items()}
+    changed = learner.forget(learner.extend(state, episode.query_x, episode.query_y, 4), 0)
+    assert all(torch.equal(before[key], state[key]) for key in state)
+    parameters = list(learner.parameters())
+    if parameters:
+        gradients = torch.autograd.grad(
+            learner.predict(changed, episode.query_x)[..., 1].sum(), parameters, allow_unused=True
+        )
+        assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_new_classes_get_free_slots_also_after_a_random_draw() -> None:
+    taken = torch.tensor([[4, 0], [2, 5]])
+    assert torch.equal(add_slots(taken, 4, SLOTS), torch.tensor([[4, 0, 1, 2], [2, 5, 0, 1]]))
+    assert torch.equal(add_slots(taken, 1, SLOTS), taken)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_learners_that_cannot_say_so_in_one_sentence(name: str) -> None:
+    learner, episode = FIXED[name]().eval(), tiny.noise_episode()
+    state = learner.describe(episode.support_x, episode.support_y)
+    with pytest.raises(UserError, match=r"cannot add examples to a described task; .*\.$"):
+        learner.extend(state, episode.support_x, episode.support_y)
+    with pytest.raises(UserError, match=r"cannot forget a class; .*\.$"):
+        learner.forget(state, 0)
+
+
+def test_mistakes_are_named() -> None:
+    learner, episode = CHANGEABLE["hebb"]().eval(), tiny.noise_episode()
+    state = learner.describe(episode.support_x, episode.support_y)
+    with pytest.raises(UserError, match="no label 4 to forget"):
+        learner.forget(state, 4)
+    with pytest.raises(UserError, match="6 label slots"):
+        learner.extend(state, episode.support_x, episode.support_y + 3)
+    with pytest.raises(UserError, match=r"need labels of shape \(3, 8\)"):
+        learner.describe(episode.support_x, episode.support_y[:, :5])
+
+
+@pytest.mark.parametrize("name", [*CHANGEABLE, *FIXED])
+def test_a_state_survives_the_disk(name: str, tmp_path: Path) -> None:
+    learner, episode = {**CHANGEABLE, **FIXED}[name]().eval(), tiny.noise_episode()
+    state = learner.describe(episode.support_x, episode.support_y)
+    assert {tensor.shape[0] for tensor in state.values()} == {3}
+    save_state(tmp_path / "state", state)
+    loaded = load_state(tmp_path / "state")
+    assert list(tmp_path.iterdir()) == [tmp_path / "state"]
+    assert torch.equal(learner.predict(loaded, episode.query_x), learner.predict(state, episode.query_x))
+
+
+def test_broken_missing_and_unwritable_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "broken").write_bytes(b"not a state")
+    for name in ("broken", "missing"):
+        with pytest.raises(UserError, match=f"{name} cannot be read as a state"):
+            load_state(tmp_path / name)
+    with pytest.raises(UserError, match="cannot be written"):
+        save_state(tmp_path / "no folder" / "state", {"sums": torch.zeros(1)})
+
+
+def test_a_failed_save_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state"
+    save_state(path, {"sums": torch.ones(1)})
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("pathlib.Path.replace", fail)
+    with pytest.raises(UserError, match="disk full"):
+        save_state(path, {"sums": torch.zeros(1)})
+    assert torch.equal(load_state(path)["sums"], torch.ones(1))
+    assert list(tmp_path.iterdir()) == [path]
