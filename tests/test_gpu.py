@@ -11,7 +11,7 @@ from fastweights.episodes import EpisodeSampler
 from fastweights.learners import build_learner
 from fastweights.precision import autocast
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import TrainStep
+from fastweights.steps import MetaObjective, Rate, TrainStep
 from fastweights.training import Training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -20,10 +20,17 @@ NARROW = LearnerSettings(item_shape=(8, 8, 1), filters=16, layers=3, batch_norm=
 SHORT = TrainSettings(steps=40, queries=3, tasks_per_step=8, validate_every=160, validation_tasks=20, test_tasks=30)
 
 
+def make_step(learner, settings: TrainSettings, graph: bool) -> TrainStep:
+    sampler = EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3)
+    rate = Rate(settings.learning_rate, settings.schedule)
+    objective = MetaObjective(learner, sampler, settings)
+    return TrainStep(objective, learner.parameters(), rate, seed="0", device=sampler.items.device, graph=graph)
+
+
 def losses(settings: TrainSettings, graph: bool, steps: int = 12) -> list[float]:
     torch.manual_seed(0)
     learner = build_learner(NARROW).cuda().train()
-    step = TrainStep(learner, EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3), settings, graph)
+    step = make_step(learner, settings, graph)
     for i in range(steps):
         step(i, 0.0)
     assert (step._graph is not None) == graph
@@ -43,7 +50,7 @@ def test_a_captured_step_obeys_the_learning_rate():
     torch.manual_seed(0)
     learner = build_learner(NARROW).cuda().train()
     settings = replace(SHORT, schedule="cosine")
-    step = TrainStep(learner, EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3), settings, graph=True)
+    step = make_step(learner, settings, graph=True)
     for i in range(6):
         step(i, 0.0)
     before = learner.hidden.slow.weight.clone()

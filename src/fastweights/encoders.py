@@ -60,6 +60,7 @@ class CNN(nn.Module):
         return (
             self.fusible
             and images.is_cuda
+            and isinstance(self.norms[0], nn.BatchNorm2d)
             and images.dtype == torch.uint8
             and torch.is_autocast_enabled("cuda")
             and torch.get_autocast_dtype("cuda") == torch.bfloat16
