@@ -65,18 +65,28 @@ def test_the_fused_network_agrees_with_the_plain_one(training):
     torch.manual_seed(0)
     network = CNN((84, 84, 3), filters=32).cuda().train(training)
     images = torch.randint(0, 256, (32, 84, 84, 3), dtype=torch.uint8, device="cuda")
-    with autocast("bfloat16", images.device):
-        fused = network(images)
-    network.fusible = False
-    with autocast("bfloat16", images.device):
-        rounded = network(images)
-    plain = network(images).double()
+    with torch.set_grad_enabled(training):
+        with autocast("bfloat16", images.device):
+            fused = network(images)
+        network.fusible = False
+        with autocast("bfloat16", images.device):
+            rounded = network(images)
+        plain = network(images).double()
 
     def error(x: torch.Tensor) -> float:
         return ((x.double() - plain).norm() / plain.norm()).item()
 
+    assert fused.requires_grad == training
     assert error(fused) < 1.5 * error(rounded) + 1e-3
     assert error(fused) < 0.05
+
+
+def test_a_network_in_eval_mode_still_has_gradients():
+    network = CNN((28, 28, 1), filters=32).cuda().eval()
+    images = torch.randint(0, 256, (4, 28, 28, 1), dtype=torch.uint8, device="cuda")
+    with autocast("bfloat16", images.device):
+        network(images).sum().backward()
+    assert network.convolutions[0].weight.grad is not None
 
 
 def test_training_on_a_gpu_learns(dataset):

@@ -15,7 +15,7 @@ import torch
 from fastweights import checkpoint
 from fastweights.errors import UserError
 from fastweights.logs import JsonlLog
-from fastweights.steps import Rate, WeightAverage
+from fastweights.steps import Rate, WeightAverage, make_optimizer
 from fastweights.training import CHECKPOINT, LOG, MODEL, Training, resume
 
 
@@ -94,6 +94,15 @@ def test_cosine_schedule_ends_at_zero():
     assert cosine.at(0.5) == pytest.approx(0.05)
     assert cosine.at(1.0) == pytest.approx(0.0)
     assert Rate(0.1).at(0.7) == 0.1
+
+
+def test_only_matrices_decay():
+    matrix, scale = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = make_optimizer([matrix, scale], rate=0.1, weight_decay=0.5, device=torch.device("cpu"))
+    matrix.grad, scale.grad = torch.zeros(2, 2), torch.zeros(())
+    optimizer.step()
+    assert torch.allclose(matrix, torch.full((2, 2), 0.95))
+    assert scale == 1
 
 
 def test_a_deadline_interrupts_and_the_run_goes_on(dataset, learner_settings, train_settings, tmp_path):

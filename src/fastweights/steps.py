@@ -203,11 +203,19 @@ class WeightAverage:
 def make_optimizer(
     parameters: Iterable[Tensor], rate: float, weight_decay: float, device: torch.device
 ) -> torch.optim.AdamW:
-    """AdamW; on a GPU one kernel for all parameters, with the step size where a graph can read it."""
+    """AdamW; on a GPU one kernel for all parameters, with the step size where a graph can read it.
+
+    Only matrices and filters decay: pulling biases, gains and scales towards zero regularises nothing.
+    """
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
     if device.type != "cuda":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay)
-    on_device = torch.tensor(rate, device=device)
-    return torch.optim.AdamW(parameters, lr=on_device, weight_decay=weight_decay, fused=True, capturable=True)
+        return torch.optim.AdamW(groups, lr=rate)
+    return torch.optim.AdamW(groups, lr=torch.tensor(rate, device=device), fused=True, capturable=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
