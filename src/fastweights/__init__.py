@@ -1,1 +1,34 @@
 """Hebbian fast weights: learning from one example."""
+
+from fastweights.checkpoint import load_learner
+from fastweights.data import Dataset, Items, load
+from fastweights.episodes import Episode, EpisodeSampler, EvaluationTasks
+from fastweights.errors import UserError
+from fastweights.evaluation import Evaluation, evaluate
+from fastweights.learners import FastWeights, Learner, build_learner
+from fastweights.learners.state import load_state, save_state
+from fastweights.presets import preset
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.training import Training
+
+__all__ = [
+    "Dataset",
+    "Episode",
+    "EpisodeSampler",
+    "Evaluation",
+    "EvaluationTasks",
+    "FastWeights",
+    "Items",
+    "Learner",
+    "LearnerSettings",
+    "TrainSettings",
+    "Training",
+    "UserError",
+    "build_learner",
+    "evaluate",
+    "load",
+    "load_learner",
+    "load_state",
+    "preset",
+    "save_state",
+]

@@ -55,8 +55,9 @@ def save(
         save_file(tensors, draft, metadata={"format": FORMAT, "fastweights": json.dumps(header)})
 
 
-def load(path: Path) -> Saved:
+def load(path: Path | str) -> Saved:
     """Read a model or a checkpoint."""
+    path = Path(path)
     if not path.is_file():
         raise UserError(f"{path} does not exist; train a model first, or name another file.")
     try:
@@ -76,11 +77,11 @@ def load(path: Path) -> Saved:
         raise UserError(f"{path} has a damaged header ({error!r}); restore it from a copy or train again.") from None
 
 
-def load_learner(path: Path, device: torch.device | str = "cpu") -> tuple[Learner, Saved]:
+def load_learner(path: Path | str, device: torch.device | str = "cpu") -> tuple[Learner, Saved]:
     """The learner in a file, with its best weights, in eval mode."""
     saved = load(path)
     learner = build_learner(saved.learner)
-    fill(learner, saved.section("best"), path)
+    fill(learner, saved.section("best"), saved.path)
     return learner.to(device).eval(), saved
 
 
