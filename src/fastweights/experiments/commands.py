@@ -11,7 +11,8 @@ from rich.console import Console
 from fastweights.data.progress import bars
 from fastweights.errors import UserError
 from fastweights.experiments import ledger as ledgers
-from fastweights.experiments.plan import Run, choose
+from fastweights.experiments.plan import Run, choose, parse_cell
+from fastweights.experiments.tables import parse_experiment
 from fastweights.precision import choose_precision
 
 console = Console()
@@ -106,3 +107,41 @@ def merge(
     _say(f"{merged.added} lines added to {ledger}, {merged.known} were there already.")
     for name in merged.refused:
         _say(f"Left out: {name} is there with another number, and the first one counts.")
+
+
+@results_app.command("retire")
+def retire(
+    cell: Annotated[str, typer.Argument(help="mini-imagenet-5way-1shot/fwcnn-hebb[/truncated]")],
+    recipe: Annotated[str, typer.Option(help="Only runs by this recipe.")] = "best",
+    ledger: LedgerOption = LEDGER,
+) -> None:
+    """Move a cell's lines to the retired ones beside the ledger, so that it is run again after its recipe changed."""
+    wanted = parse_cell(cell)
+    lines = [
+        line
+        for line in ledgers.read(ledger)
+        if (parse_experiment(line.experiment).training, line.learner, line.variant) == wanted and line.recipe == recipe
+    ]
+    if not lines:
+        raise UserError(f"{ledger} holds no run of {cell} by the recipe {recipe}.")
+    _say(f"{len(lines)} lines moved to {ledgers.retire(ledger, lines)}.")
+
+
+def report(
+    check: Annotated[bool, typer.Option("--check", help="Only see whether README.md is what the ledger says.")] = False,
+    ledger: LedgerOption = LEDGER,
+    model: Annotated[
+        Path | None, typer.Option(help="A model with fast weights: draw one test task in its memory, too.")
+    ] = None,
+    data_root: RootOption = None,
+) -> None:
+    """Write README.md and report.html beside the ledger: the paper's numbers and ours."""
+    from fastweights.experiments import report as reports  # deferred: matplotlib is slow to import
+
+    if check:
+        reports.check(ledger)
+        return
+    if model is not None:
+        _say(f"Drawn: {reports.draw_pca(model, ledger, data_root)}")
+    for path in reports.write(ledger):
+        _say(f"Written: {path}")

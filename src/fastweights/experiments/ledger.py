@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from fastweights.errors import UserError
-from fastweights.experiments.recipes import RECIPES, VARIANTS
+from fastweights.experiments.recipes import RECIPES, VARIANTS, changes_of
 from fastweights.experiments.tables import PROTOCOLS, parse_experiment
 from fastweights.files import replacing
 from fastweights.presets import PRESETS
@@ -205,9 +205,45 @@ def append(ledger: Path, lines: Sequence[Line], details: Sequence[Details]) -> N
 
 def _write(path: Path, records: Iterable[Line | Details]) -> None:
     with replacing(path) as draft:
-        draft.write_text(
-            "".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records), encoding="utf-8"
-        )
+        draft.write_text("".join(map(_text, records)), encoding="utf-8")
+
+
+def _text(record: Line | Details) -> str:
+    return json.dumps(asdict(record), ensure_ascii=False) + "\n"
+
+
+def follows_recipe(line: Line) -> bool:
+    """Whether the recipe still says what this run was made by; if not, its command no longer gives its number."""
+    changes = changes_of(line.recipe, parse_experiment(line.experiment).training, line.learner, line.variant)
+    return all(
+        _as_json(line.config.get(part, {}).get(name)) == _as_json(value)
+        for part, values in (("training", changes.training), ("learner", changes.learner))
+        for name, value in values.items()
+    )
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def retired_path(ledger: Path) -> Path:
+    return ledger.with_suffix(".retired.jsonl")
+
+
+def _retired_texts(ledger: Path) -> list[str]:
+    path = retired_path(ledger)
+    return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+
+
+def retire(ledger: Path, retired: Sequence[Line]) -> Path:
+    """Move lines out of the way, so that they can be run again by a better recipe; they stay on record beside it."""
+    path = retired_path(ledger)
+    with replacing(path) as draft:
+        draft.write_text("".join([*_retired_texts(ledger), *map(_text, retired)]), encoding="utf-8")
+    gone = {line.key for line in retired}
+    _write(ledger, [line for line in read(ledger) if line.key not in gone])
+    _write(details_path(ledger), [one for key, one in read_details(ledger).items() if key not in gone])
+    return path
 
 
 @dataclass(frozen=True)
@@ -216,7 +252,7 @@ class Merged:
 
     added: int
     known: int
-    """Word for word the same as here."""
+    """Word for word the same as here, or as one retired here."""
     refused: tuple[str, ...]
     """Runs that are here with another number: the first one stays."""
 
@@ -227,7 +263,8 @@ def merge(ledger: Path, other: Path) -> Merged:
         raise UserError(f"{other} does not exist; name the runs.jsonl that another machine wrote.")
     here = {line.key: line for line in read(ledger)}
     theirs, their_details = read(other), read_details(other)
-    new = [line for line in theirs if line.key not in here]
+    retired = set(_retired_texts(ledger))
+    new = [line for line in theirs if line.key not in here and _text(line) not in retired]
     refused = [line for line in theirs if here.get(line.key, line) != line]
     append(ledger, new, [their_details[line.key] for line in new if line.key in their_details])
     known = len(theirs) - len(new) - len(refused)
