@@ -11,7 +11,7 @@ from fastweights.episodes import EpisodeSampler
 from fastweights.learners import build_learner
 from fastweights.precision import autocast
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import TrainStep
+from fastweights.steps import MetaObjective, Rate, TrainStep
 from fastweights.training import Training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -20,10 +20,17 @@ NARROW = LearnerSettings(item_shape=(8, 8, 1), filters=16, layers=3, batch_norm=
 SHORT = TrainSettings(steps=40, queries=3, tasks_per_step=8, validate_every=160, validation_tasks=20, test_tasks=30)
 
 
+def make_step(learner, settings: TrainSettings, graph: bool) -> TrainStep:
+    sampler = EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3)
+    rate = Rate(settings.learning_rate, settings.schedule)
+    objective = MetaObjective(learner, sampler, settings)
+    return TrainStep(objective, learner.parameters(), rate, seed="0", device=sampler.items.device, graph=graph)
+
+
 def losses(settings: TrainSettings, graph: bool, steps: int = 12) -> list[float]:
     torch.manual_seed(0)
     learner = build_learner(NARROW).cuda().train()
-    step = TrainStep(learner, EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3), settings, graph)
+    step = make_step(learner, settings, graph)
     for i in range(steps):
         step(i, 0.0)
     assert (step._graph is not None) == graph
@@ -43,7 +50,7 @@ def test_a_captured_step_obeys_the_learning_rate():
     torch.manual_seed(0)
     learner = build_learner(NARROW).cuda().train()
     settings = replace(SHORT, schedule="cosine")
-    step = TrainStep(learner, EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3), settings, graph=True)
+    step = make_step(learner, settings, graph=True)
     for i in range(6):
         step(i, 0.0)
     before = learner.hidden.slow.weight.clone()
@@ -58,18 +65,28 @@ def test_the_fused_network_agrees_with_the_plain_one(training):
     torch.manual_seed(0)
     network = CNN((84, 84, 3), filters=32).cuda().train(training)
     images = torch.randint(0, 256, (32, 84, 84, 3), dtype=torch.uint8, device="cuda")
-    with autocast("bfloat16", images.device):
-        fused = network(images)
-    network.fusible = False
-    with autocast("bfloat16", images.device):
-        rounded = network(images)
-    plain = network(images).double()
+    with torch.set_grad_enabled(training):
+        with autocast("bfloat16", images.device):
+            fused = network(images)
+        network.fusible = False
+        with autocast("bfloat16", images.device):
+            rounded = network(images)
+        plain = network(images).double()
 
     def error(x: torch.Tensor) -> float:
         return ((x.double() - plain).norm() / plain.norm()).item()
 
+    assert fused.requires_grad == training
     assert error(fused) < 1.5 * error(rounded) + 1e-3
     assert error(fused) < 0.05
+
+
+def test_a_network_in_eval_mode_still_has_gradients():
+    network = CNN((28, 28, 1), filters=32).cuda().eval()
+    images = torch.randint(0, 256, (4, 28, 28, 1), dtype=torch.uint8, device="cuda")
+    with autocast("bfloat16", images.device):
+        network(images).sum().backward()
+    assert network.convolutions[0].weight.grad is not None
 
 
 def test_training_on_a_gpu_learns(dataset):

@@ -15,7 +15,7 @@ import torch
 from fastweights import checkpoint
 from fastweights.errors import UserError
 from fastweights.logs import JsonlLog
-from fastweights.steps import learning_rate
+from fastweights.steps import Rate, WeightAverage, make_optimizer
 from fastweights.training import CHECKPOINT, LOG, MODEL, Training, resume
 
 
@@ -79,7 +79,7 @@ def test_a_loss_that_is_no_number_names_the_first_bad_step_and_keeps_the_checkpo
                 training.learner.hidden.slow.weight.fill_(float("nan"))
         take_step(step, done)
 
-    sabotage.metrics, sabotage.optimizer, sabotage.device = take_step.metrics, take_step.optimizer, take_step.device
+    sabotage.metrics, sabotage.optimizer = take_step.metrics, take_step.optimizer
     training.take_step = sabotage
     with pytest.raises(UserError, match="from step 13 on"):
         training.run()
@@ -88,12 +88,66 @@ def test_a_loss_that_is_no_number_names_the_first_bad_step_and_keeps_the_checkpo
     assert all(tensor.isfinite().all() for tensor in saved.tensors.values())
 
 
-def test_cosine_schedule_ends_at_zero(train_settings):
-    cosine = replace(train_settings, schedule="cosine", learning_rate=0.1)
-    assert learning_rate(cosine, 0.0) == 0.1
-    assert learning_rate(cosine, 0.5) == pytest.approx(0.05)
-    assert learning_rate(cosine, 1.0) == pytest.approx(0.0)
-    assert learning_rate(replace(cosine, schedule="constant"), 0.7) == 0.1
+def test_cosine_schedule_ends_at_zero():
+    cosine = Rate(0.1, "cosine")
+    assert cosine.at(0.0) == 0.1
+    assert cosine.at(0.5) == pytest.approx(0.05)
+    assert cosine.at(1.0) == pytest.approx(0.0)
+    assert Rate(0.1).at(0.7) == 0.1
+
+
+def test_only_matrices_decay():
+    matrix, scale = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = make_optimizer([matrix, scale], rate=0.1, weight_decay=0.5, device=torch.device("cpu"))
+    matrix.grad, scale.grad = torch.zeros(2, 2), torch.zeros(())
+    optimizer.step()
+    assert torch.allclose(matrix, torch.full((2, 2), 0.95))
+    assert scale == 1
+
+
+def test_a_deadline_interrupts_and_the_run_goes_on(dataset, learner_settings, train_settings, tmp_path):
+    training = Training(learner_settings, train_settings, dataset, folder=tmp_path)
+    outcome = training.run(deadline=time.monotonic())
+    assert outcome.interrupted
+    assert outcome.test is None
+    assert outcome.counters.step < train_settings.steps
+    assert resume(tmp_path, dataset).run().counters.step == train_settings.steps
+
+
+def test_pretraining_teaches_the_encoder_to_tell_classes_apart(dataset, learner_settings, train_settings, tmp_path):
+    settings = replace(train_settings, steps=1, pretrain_steps=150, pretrain_batch=32, pretrain_learning_rate=1e-2)
+    outcome, lines, training = train(learner_settings, settings, dataset, folder=tmp_path)
+    shares = [line["accuracy"] for line in lines if line["event"] == "pretrain"]
+    assert shares[-1] > 0.5 > 5 * shares[0]  # 40 classes: chance is 2.5 %
+    assert outcome.counters.pretrained
+    resumed = resume(tmp_path, dataset, steps=2)
+    assert resumed.counters.pretrained
+    assert torch.equal(resumed.learner.encoder.convolutions[0].weight, training.learner.encoder.convolutions[0].weight)
+
+
+def test_the_average_follows_the_weights():
+    module = torch.nn.BatchNorm1d(2)
+    average = WeightAverage(module, decay=0.9)
+    with torch.no_grad():
+        module.weight.fill_(2.0)
+        module.running_mean.fill_(1.0)
+    average.update()
+    assert torch.allclose(average.weights()["weight"], torch.full((2,), 1.1))
+    assert torch.allclose(average.weights()["running_mean"], torch.full((2,), 0.1))
+    assert torch.equal(module.weight.detach(), torch.full((2,), 2.0))
+
+
+def test_the_average_is_what_is_validated_kept_and_resumed(dataset, learner_settings, train_settings, tmp_path):
+    settings = replace(train_settings, average=0.9, validate_every=10**6)  # one validation, at the end
+    whole, _, training = train(learner_settings, settings, dataset)
+    for name, value in training.average.weights().items():
+        assert torch.equal(training.best[name], value)
+    assert not torch.equal(training.best["hidden.slow.weight"], training.learner.hidden.slow.weight)
+    train(learner_settings, replace(settings, steps=17), dataset, folder=tmp_path)
+    resumed = resume(tmp_path, dataset, steps=30)
+    assert torch.equal(resumed.run().test.per_task, whole.test.per_task)
+    for name, value in training.average.weights().items():
+        assert torch.equal(value, resumed.average.weights()[name])
 
 
 def test_the_clock_can_end_a_run(dataset, learner_settings, train_settings):

@@ -25,7 +25,8 @@ from fastweights.learners import Learner, build_learner
 from fastweights.precision import autocast
 from fastweights.presets import preset
 from fastweights.settings import TrainSettings
-from fastweights.steps import TrainStep
+from fastweights.steps import MetaObjective, Rate, TrainStep
+from fastweights.training import accelerated
 
 MEASURED = ("train", "inference", "describe", "predict")
 
@@ -89,7 +90,7 @@ def measure(
         shot=job.shot,
         **changes,
     )
-    learner = build_learner(settings).to(device)
+    learner = accelerated(build_learner(settings).to(device))
     sampler = EpisodeSampler(items, job.way, job.shot, job.queries)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -123,7 +124,14 @@ def _time_training(
 ) -> dict[str, list[float]]:
     learner.train()
     settings = TrainSettings(tasks_per_step=job.tasks, precision=precision)
-    step = TrainStep(learner, sampler, settings, graph=device.type == "cuda")
+    step = TrainStep(
+        MetaObjective(learner, sampler, settings),
+        learner.parameters(),
+        Rate(settings.learning_rate),
+        seed="bench",
+        device=device,
+        graph=not isinstance(sampler.items, TextItems),
+    )
     numbers = iter(range(10**9))
 
     def once() -> None:

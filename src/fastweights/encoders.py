@@ -56,10 +56,15 @@ class CNN(nn.Module):
         self.fusible = batch_norm >= layers and not bias and channels <= 3 and filters in (16, 32, 64, 128)
 
     def _can_be_fused(self, images: Tensor) -> bool:
-        """Whether the fused kernels compute this: a fitting network, bytes on a GPU, in bfloat16."""
+        """Whether the fused kernels compute this: a fitting network, bytes on a GPU, in bfloat16.
+
+        Not the gradient of a network in eval mode, which nobody trains.
+        """
         return (
             self.fusible
+            and (self.training or not torch.is_grad_enabled())
             and images.is_cuda
+            and isinstance(self.norms[0], nn.BatchNorm2d)
             and images.dtype == torch.uint8
             and torch.is_autocast_enabled("cuda")
             and torch.get_autocast_dtype("cuda") == torch.bfloat16
@@ -91,7 +96,8 @@ class ResNet(nn.Module):
     keeps 0.9, the paper uses none.
 
     Our readings: no convolution has a bias, and the last one too is followed by batch norm and leaky ReLU. Without that
-    norm all keys share one large part, and Hebb's rule, which compares them by their products, is slow to start.
+    norm (`features_norm`) all keys share one large part, and Hebb's rule, which compares them by their products, is
+    slow to start.
     """
 
     SLOPE = 0.1
@@ -102,12 +108,13 @@ class ResNet(nn.Module):
         blocks: Sequence[int] = (64, 96, 128, 256),
         features: int = 1024,
         dropout: float = 0.0,
+        features_norm: bool = True,
     ) -> None:
         super().__init__()
         inputs = (image_shape[-1], *blocks[:-1])
         self.blocks = nn.Sequential(*(_Residual(n, m, dropout) for n, m in zip(inputs, blocks, strict=True)))
         self.mix = he_init(nn.Conv2d(blocks[-1], features, 1, bias=False), self.SLOPE)
-        self.norm = nn.BatchNorm2d(features)
+        self.norm = nn.BatchNorm2d(features) if features_norm else nn.Identity()
         self.width = features
 
     def forward(self, images: Tensor) -> Tensor:

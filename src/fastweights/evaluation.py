@@ -56,7 +56,8 @@ def evaluate(
     was_training = learner.training
     learner.eval()
     right: list[Tensor] = []
-    with torch.no_grad(), autocast(precision, items.device):
+    # Batches differ in size from one evaluation to the next: not worth a compilation each.
+    with torch.no_grad(), autocast(precision, items.device), torch.compiler.set_stance("force_eager"):
         for positions in tasks:
             for some in positions.split(at_once):
                 episode = sampler.episode(some)

@@ -96,6 +96,11 @@ class ProgressBar:
     def write(self, line: Line) -> None:
         if line["event"] == "validation":
             self._validation = f"  val {100 * line['accuracy']:.1f} % (best {100 * line['best']:.1f})"
+        elif line["event"] == "pretrain":
+            note = (
+                f"pre-training: loss {line['loss']:.3f}  acc {100 * line['accuracy']:.1f} %  {100 * line['done']:.0f} %"
+            )
+            self._progress.update(self._bar, note=note)
         elif line["event"] == "train":
             done = line["done"]
             note = f"loss {line['loss']:.3f}  acc {100 * line['accuracy']:.1f} %{self._validation}"

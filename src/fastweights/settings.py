@@ -47,6 +47,8 @@ class LearnerSettings(_Settings):
     """Filters in each residual block of the ResNet."""
     features: int = 1024
     """Filters of the ResNet's last, 1x1 convolution."""
+    features_norm: bool = True
+    """Whether batch norm follows that convolution."""
     embedding: int = 300
     """Width of the LSTM's word embeddings."""
     units: int = 200

@@ -4,7 +4,8 @@ On a GPU the whole step is captured once as a CUDA graph and replayed, so that t
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from fastweights.augment import augment
+from fastweights.data.items import Items
 from fastweights.distributed import Ranks
 from fastweights.episodes import EpisodeSampler, seed_of
 from fastweights.learners import Learner
@@ -22,37 +24,103 @@ ALONE = Ranks()
 EAGER_STEPS = 3
 """Steps taken one operation at a time before a graph is captured: libraries choose their algorithms in them."""
 
+Objective = Callable[[], tuple[Tensor, Tensor]]
+"""Draws a batch by torch's generator and answers it: the loss, and the share of right answers."""
+
+
+class MetaObjective:
+    """Answer the queries of a few tasks, each from its description."""
+
+    def __init__(
+        self, learner: Learner, sampler: EpisodeSampler, settings: TrainSettings, ranks: Ranks = ALONE
+    ) -> None:
+        self.answer: nn.Module = DistributedDataParallel(learner) if ranks.several else learner
+        self.sampler, self.settings = sampler, settings
+        self.mine = ranks.share(settings.tasks_per_step)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        s = self.settings
+        positions = self.sampler.positions(s.tasks_per_step)[self.mine]
+        episode = self.sampler.episode(positions).map_x(lambda x: augment(x, s.augment))
+        with autocast(s.precision, positions.device):
+            logits = self.answer(episode)
+        return score(logits.flatten(0, 1), episode.query_y.flatten(), s.label_smoothing)
+
+
+class ClassifierObjective(nn.Module):
+    """Tell all training classes apart with a linear layer on the encoder: what pre-training does."""
+
+    def __init__(self, learner: Learner, items: Items, settings: TrainSettings) -> None:
+        super().__init__()
+        self.items, self.settings, self.learner = items, settings, learner
+        self.head = nn.Linear(int(learner.encoder.width), items.classes, device=items.device)  # type: ignore[arg-type]
+        classes = torch.arange(items.classes, device=items.device)
+        self.class_of = classes.repeat_interleave(items.sizes)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        s = self.settings
+        positions = torch.randint(len(self.class_of), (1, s.pretrain_batch), device=self.items.device)
+        images = augment(self.items.gather(positions), s.augment)
+        with autocast(s.precision, self.items.device):
+            keys = self.learner.embed(images)
+        return score(self.head(keys[0]), self.class_of[positions[0]], s.pretrain_label_smoothing)
+
+
+def score(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and share of right answers."""
+    loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    return loss, (logits.detach().argmax(-1) == labels).float().mean()
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Adam's step size over a run."""
+
+    peak: float
+    schedule: str = "constant"
+    """constant or cosine."""
+
+    def at(self, done: float) -> float:
+        """The step size with this share of the run behind us."""
+        return self.peak if self.schedule == "constant" else self.peak * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
 
 class TrainStep:
-    """Takes steps; losses stay on the device until somebody asks for them."""
+    """Takes steps towards an objective; losses stay on the device until somebody asks for them."""
+
+    _graph: torch.cuda.CUDAGraph | None = None
 
     def __init__(
         self,
-        learner: Learner,
-        sampler: EpisodeSampler,
-        settings: TrainSettings,
+        objective: Objective,
+        parameters: Iterable[Tensor],
+        rate: Rate,
+        *,
+        seed: str,
+        weight_decay: float = 0.0,
+        device: torch.device,
+        average: "WeightAverage | None" = None,
         graph: bool = False,
         ranks: Ranks = ALONE,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.sampler, self.settings, self.ranks, self.say = sampler, settings, ranks, say
-        self.device = sampler.items.device
-        self.answer: nn.Module = DistributedDataParallel(learner) if ranks.several else learner
-        self.mine = ranks.share(settings.tasks_per_step)
-        self.optimizer = make_optimizer(learner, settings, self.device)
-        self._wants_graph, self._graph, self._eager_steps = graph and not ranks.several, None, 0
-        self._latest = torch.zeros(2, device=self.device)
+        self.objective, self.rate, self.seed, self.average = objective, rate, seed, average
+        self.ranks, self.say = ranks, say
+        self.optimizer = make_optimizer(parameters, rate.peak, weight_decay, device)
+        self._wants_graph, self._eager_steps = graph and device.type == "cuda" and not ranks.several, 0
+        self._latest = torch.zeros(2, device=device)
         self._metrics: list[Tensor] = []
 
-    _graph: torch.cuda.CUDAGraph | None
-
     def __call__(self, step: int, done: float) -> None:
-        """Take step number `step`, with the share `done` of the run behind us."""
-        seed_step(self.settings.seed, step)
-        set_learning_rate(self.optimizer, learning_rate(self.settings, done))
+        """Take step number `step`, with the share `done` of the run behind us.
+
+        Everything random in it (tasks, label noise, dropout) is a function of the seed and the step, so that a run that
+        is resumed needs no other memory of its randomness.
+        """
+        set_learning_rate(self.optimizer, self.rate.at(done))
         if self._wants_graph and self._eager_steps >= EAGER_STEPS:
             self._capture()
-            seed_step(self.settings.seed, step)
+        torch.manual_seed(seed_of(f"{self.seed} step {step}"))
         if self._graph is not None:
             self._graph.replay()
         elif self._wants_graph:
@@ -60,6 +128,15 @@ class TrainStep:
         else:
             self._step()
         self._metrics.append(self._latest.clone())
+
+    def _step(self) -> None:
+        loss, right = self.objective()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+        self._latest.copy_(torch.stack([loss.detach().float(), right]))
 
     def _step_aside(self) -> None:
         """A step on a stream of its own, as the capture of a graph wants its precursors."""
@@ -69,20 +146,6 @@ class TrainStep:
             self._step()
         torch.cuda.current_stream().wait_stream(stream)
         self._eager_steps += 1
-
-    def _step(self) -> None:
-        positions = self.sampler.positions(self.settings.tasks_per_step)[self.mine]
-        episode = self.sampler.episode(positions).map_x(lambda x: augment(x, self.settings.augment))
-        with autocast(self.settings.precision, self.device):
-            logits = self.answer(episode)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), episode.query_y.flatten(), label_smoothing=self.settings.label_smoothing
-        )
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        right = (logits.detach().argmax(-1) == episode.query_y).float().mean()
-        self._latest.copy_(torch.stack([loss.detach().float(), right]))
 
     def _capture(self) -> None:
         self._wants_graph = False
@@ -105,14 +168,54 @@ class TrainStep:
         return taken
 
 
-def make_optimizer(learner: Learner, settings: TrainSettings, device: torch.device) -> torch.optim.AdamW:
-    """AdamW; on a GPU one kernel for all parameters, with the step size where a graph can read it."""
+class WeightAverage:
+    """A moving average of a module's weights and running statistics: smoother than any one step's."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.module, self.decay = module, decay
+        self.names = [name for name, tensor in module.state_dict().items() if tensor.is_floating_point()]
+        self.values = [tensor.clone() for tensor in self._current()]
+
+    def _current(self) -> list[Tensor]:
+        state = self.module.state_dict()
+        return [state[name].detach() for name in self.names]
+
+    def restart(self) -> None:
+        """Begin again from the weights as they are."""
+        torch._foreach_copy_(self.values, self._current())
+
+    def fill(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on from averages that were saved."""
+        for name, value in zip(self.names, self.values, strict=True):
+            value.copy_(weights[name])
+
+    def update(self) -> None:
+        torch._foreach_lerp_(self.values, self._current(), 1 - self.decay)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The module's state with the averages in it."""
+        return {**self.module.state_dict(), **self.averages()}
+
+    def averages(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.values, strict=True))
+
+
+def make_optimizer(
+    parameters: Iterable[Tensor], rate: float, weight_decay: float, device: torch.device
+) -> torch.optim.AdamW:
+    """AdamW; on a GPU one kernel for all parameters, with the step size where a graph can read it.
+
+    Only matrices and filters decay: pulling biases, gains and scales towards zero regularises nothing.
+    """
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
     if device.type != "cuda":
-        return torch.optim.AdamW(learner.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    rate = torch.tensor(settings.learning_rate, device=device)
-    return torch.optim.AdamW(
-        learner.parameters(), lr=rate, weight_decay=settings.weight_decay, fused=True, capturable=True
-    )
+        return torch.optim.AdamW(groups, lr=rate)
+    return torch.optim.AdamW(groups, lr=torch.tensor(rate, device=device), fused=True, capturable=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -121,17 +224,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-
-
-def seed_step(seed: int, step: int) -> None:
-    """Make everything random in a step (tasks, label noise, dropout) a function of (seed, step).
-
-    A run that is resumed needs no other memory of its randomness.
-    """
-    torch.manual_seed(seed_of(f"seed {seed} step {step}"))
-
-
-def learning_rate(settings: TrainSettings, done: float) -> float:
-    if settings.schedule == "constant":
-        return settings.learning_rate
-    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))

@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,15 +18,18 @@ from fastweights import checkpoint
 from fastweights.augment import check_augmentations
 from fastweights.data.items import Dataset
 from fastweights.distributed import Ranks
+from fastweights.encoders import ResNet
 from fastweights.episodes import EpisodeSampler, EvaluationTasks, seed_of
 from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
 from fastweights.learners import Learner, build_learner
+from fastweights.learners.base import KeyLearner
 from fastweights.logs import Sink
 from fastweights.precision import PRECISIONS
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import ALONE, TrainStep
+from fastweights.steps import ALONE, ClassifierObjective, MetaObjective, Rate, TrainStep, WeightAverage
 
+Weights = Mapping[str, Tensor]
 CHECKPOINT, MODEL, LOG = "checkpoint.safetensors", "model.safetensors", "log.jsonl"
 """The files of a run's folder."""
 CHECKPOINT_SECONDS = 15.0
@@ -42,6 +45,7 @@ class Counters:
     best_accuracy: float = -1.0
     best_step: int = 0
     validated_step: int = 0
+    pretrained: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,28 +90,47 @@ class Training:
         self.learner_settings, self.settings, self.dataset = learner_settings, settings, dataset
         self.folder, self.sinks, self.checkpoint_seconds = folder, list(sinks), checkpoint_seconds
         torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
-        self.learner = build_learner(learner_settings).to(device).train()
+        self.learner = accelerated(build_learner(learner_settings).to(device)).train()
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
-        train_items = self.items["train"]
-        if dataset.manifest.get("drop_small_classes"):  # rare words, say: of no use with so many shots
-            train_items = train_items.with_at_least(settings.shot + settings.queries)
-        sampler = EpisodeSampler(train_items, settings.way, settings.shot, settings.queries)
-        graph = sampler.items.device.type == "cuda" and not dataset.vocabulary
-        self.take_step = TrainStep(self.learner, sampler, settings, graph, ranks)
-        self.ranks, self.device = ranks, sampler.items.device
+        self.ranks, self.device = ranks, self.items["train"].device
+        self.average = WeightAverage(self.learner, settings.average) if settings.average else None
+        self.take_step = self._make_step()
         self._questions: dict[str, EvaluationTasks] = {}
         self.counters = Counters()
-        self.best = _copy_weights(self.learner)
+        self.best = _copy(self.learner.state_dict())
         self._saved_at = time.monotonic()
         self._logged_step, self._logged_at = 0, time.monotonic()
         self._stop = self._asked_to_stop = False
         self._deadline = math.inf
 
+    def _make_step(self) -> TrainStep:
+        s, items = self.settings, self.items["train"]
+        if self.dataset.manifest.get("drop_small_classes"):  # rare words, say: of no use with so many shots
+            items = items.with_at_least(s.shot + s.queries)
+        return TrainStep(
+            MetaObjective(self.learner, EpisodeSampler(items, s.way, s.shot, s.queries), s, self.ranks),
+            self.learner.parameters(),
+            Rate(s.learning_rate, s.schedule),
+            seed=f"seed {s.seed}",
+            weight_decay=s.weight_decay,
+            device=self.device,
+            average=self.average,
+            graph=self._captures_graphs,
+            ranks=self.ranks,
+        )
+
+    @property
+    def _captures_graphs(self) -> bool:
+        """Images only: the vendor's LSTM keeps random state of its own, which a graph would replay."""
+        return self.device.type == "cuda" and not self.dataset.vocabulary
+
     def restore(self, saved: checkpoint.Saved) -> None:
         """Go on exactly where a checkpoint was written."""
         checkpoint.fill(self.learner, saved.section("model"), saved.path)
         checkpoint.fill_optimizer(self.take_step.optimizer, saved.section("optimizer"))
-        self.best = {name: t.to(self.take_step.device) for name, t in saved.section("best").items()}
+        self.best = {name: t.to(self.device) for name, t in saved.section("best").items()}
+        if self.average is not None:
+            self.average.fill(saved.section("average"))
         self.counters = Counters(**saved.counters)
 
     def run(self, deadline: float = math.inf) -> Outcome:
@@ -117,6 +140,8 @@ class Training:
         """
         self._deadline = deadline
         with self._interruptible():
+            if self.settings.pretrain_steps and not self.counters.pretrained:
+                self._pretrain()
             self._loop()
         if self.counters.step > self._logged_step:
             self._log()
@@ -124,6 +149,33 @@ class Training:
             self._validate()
         self.save()
         return Outcome(self.counters, self._stop, None if self._stop else self._test())
+
+    def _pretrain(self) -> None:
+        """Train the encoder as a classifier of all training classes. Interrupted, it begins anew the next time."""
+        s, started = self.settings, time.monotonic()
+        torch.manual_seed(seed_of(f"seed {s.seed} pretraining"))
+        objective = ClassifierObjective(self.learner, self.items["train"], s)
+        step = TrainStep(
+            objective,
+            [*self.learner.encoder.parameters(), *objective.head.parameters()],
+            Rate(s.pretrain_learning_rate, "cosine"),
+            seed=f"seed {s.seed} pretraining",
+            weight_decay=s.weight_decay,
+            device=self.device,
+            graph=self._captures_graphs,
+        )
+        for i in range(s.pretrain_steps):
+            step(i, i / s.pretrain_steps)
+            if (i + 1) % s.log_every == 0 or i + 1 == s.pretrain_steps:
+                self._agree(time.monotonic() - started)
+                loss, accuracy = _mean_of_finite(step.metrics(), i + 1, "pre-training step")
+                done = (i + 1) / s.pretrain_steps
+                self._write("pretrain", pretrain_step=i + 1, loss=loss, accuracy=accuracy, done=done)
+                if self._stop:
+                    return
+        if self.average is not None:
+            self.average.restart()
+        self.counters.pretrained = True
 
     def _loop(self) -> None:
         counters = self.counters
@@ -161,44 +213,38 @@ class Training:
     def _log(self) -> None:
         """Report the steps since the last report; stop the run if one of them went wrong."""
         metrics, now, steps = self.take_step.metrics(), time.monotonic(), self.counters.step - self._logged_step
-        bad = (~metrics.isfinite().all(-1)).nonzero()
-        if len(bad):
-            raise UserError(
-                f"the loss is not a number from step {self._logged_step + int(bad[0]) + 1} on: nothing after the last "
-                "checkpoint was kept; try a lower --learning-rate."
-            )
-        loss, accuracy = metrics.double().mean(0).tolist()
+        loss, accuracy = _mean_of_finite(metrics, self.counters.step, "step")
         rate = steps * self.settings.tasks_per_step / max(now - self._logged_at, 1e-9)
-        done = self._done()
-        self._write(
-            "train", loss=loss, accuracy=accuracy, tasks_per_second=rate, done=done, losses=metrics[:, 0].tolist()
-        )
+        losses = metrics[:, 0].tolist()
+        self._write("train", loss=loss, accuracy=accuracy, tasks_per_second=rate, done=self._done(), losses=losses)
         self._logged_step, self._logged_at = self.counters.step, now
 
     def _validate(self) -> None:
-        accuracy = self._evaluate("val", self.settings.validation_tasks).accuracy
+        candidate = _copy(self.learner.state_dict() if self.average is None else self.average.weights())
+        accuracy = self._evaluate(candidate, "val", self.settings.validation_tasks).accuracy
         self.counters.validated_step = self.counters.step
         if accuracy > self.counters.best_accuracy:
             self.counters.best_accuracy, self.counters.best_step = accuracy, self.counters.step
-            self.best = _copy_weights(self.learner)
+            self.best = candidate
         self._write("validation", accuracy=accuracy, best=self.counters.best_accuracy)
         self._logged_at = time.monotonic()
 
     def _test(self) -> Evaluation:
-        current = _copy_weights(self.learner)
-        self.learner.load_state_dict(self.best)
-        result = self._evaluate("test", self.settings.test_tasks)
+        result = self._evaluate(self.best, "test", self.settings.test_tasks)
         self._write("test", accuracy=result.accuracy, ci95=result.ci95, tasks=self.settings.test_tasks)
-        self.learner.load_state_dict(current)
         return result
 
-    def _evaluate(self, split: str, tasks: int) -> Evaluation:
+    def _evaluate(self, weights: Weights, split: str, tasks: int) -> Evaluation:
         s = self.settings
         if split not in self._questions:
             self._questions[split] = EvaluationTasks(
                 self.dataset, split, way=s.way, shot=s.shot, queries=s.queries, tasks=tasks
             )
-        return evaluate(self.learner, self.items[split], self._questions[split], s.precision)
+        current = _copy(self.learner.state_dict())
+        self.learner.load_state_dict(weights)
+        result = evaluate(self.learner, self.items[split], self._questions[split], s.precision)
+        self.learner.load_state_dict(current)
+        return result
 
     def _write(self, event: str, **values: Any) -> None:
         line = {"event": event, "step": self.counters.step, "seconds": round(self.counters.seconds, 3), **values}
@@ -214,11 +260,13 @@ class Training:
         if self.folder is None or not self.ranks.first:
             return
         weights = {"best": self.best}
-        whole = {
+        whole: dict[str, Weights] = {
             **weights,
             "model": self.learner.state_dict(),
             "optimizer": checkpoint.optimizer_tensors(self.take_step.optimizer),
         }
+        if self.average is not None:
+            whole["average"] = self.average.averages()
         for name, sections in ((MODEL, weights), (CHECKPOINT, whole)):
             path = self.folder / name
             checkpoint.save(path, sections, self.learner_settings, self.settings, asdict(self.counters))
@@ -243,8 +291,32 @@ class Training:
                 signal.signal(number, handler)
 
 
-def _copy_weights(learner: Learner) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in learner.state_dict().items()}
+def _copy(weights: Weights) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def _mean_of_finite(metrics: Tensor, last_step: int, what: str) -> tuple[float, float]:
+    """Mean loss and accuracy (steps, 2); a UserError naming the first step, counted back from the last, gone wrong."""
+    bad = (~metrics.isfinite().all(-1)).nonzero()
+    if len(bad):
+        raise UserError(
+            f"the loss is not a number from {what} {last_step - len(metrics) + int(bad[0]) + 1} on: nothing after the "
+            "last checkpoint was kept; try a lower --learning-rate."
+        )
+    loss, accuracy = metrics.double().mean(0).tolist()
+    return loss, accuracy
+
+
+def accelerated(learner: Learner) -> Learner:
+    """On a GPU: channels innermost in memory, and a ResNet's many small operations fused by the compiler.
+
+    The CNN has kernels of its own, the LSTM the vendor's, and MAML's encoder is called within `vmap`.
+    """
+    if next(learner.parameters(), torch.empty(0)).is_cuda:
+        learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if isinstance(learner, KeyLearner) and isinstance(learner.encoder, ResNet):
+            learner.encoder.compile(dynamic=False)
+    return learner
 
 
 def resume(

@@ -130,9 +130,18 @@ def test_batch_statistics_are_a_tasks_own_and_make_it_transductive() -> None:
         torch.testing.assert_close(learner(episode[1:2]), learner(episode)[1:2], rtol=1e-3, atol=1e-4)
 
 
-def test_slots_beyond_the_task_are_left_alone() -> None:
-    learner, episode = narrow(slots=7), tiny.noise_episode()
+def test_training_binds_to_random_slots_and_learns_the_labels_there() -> None:
+    learner, episode = narrow(slots=7).train(), tiny.noise_episode()
+    learner.inner_steps, learner.inner_rate = 30, 0.3
+    with torch.no_grad():
+        state = learner.describe(episode.support_x, episode.support_y, 4)
+        assert not torch.equal(state["slots"], torch.arange(4).expand(3, 4))
+        assert torch.equal(learner.predict(state, episode.support_x).argmax(-1), episode.support_y)
     assert learner(episode).shape == (3, 12, 4)
+
+
+def test_a_task_must_fit_the_slots() -> None:
+    learner = narrow(slots=7)
     with pytest.raises(UserError, match="7 label slots"):
         learner(tiny.noise_episode(way=8))
 

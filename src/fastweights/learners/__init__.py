@@ -38,7 +38,7 @@ def _cnn(s: LearnerSettings) -> nn.Module:
 
 
 def _resnet(s: LearnerSettings) -> nn.Module:
-    return ResNet(_image_shape(s), s.blocks, s.features, s.dropout)
+    return ResNet(_image_shape(s), s.blocks, s.features, s.dropout, s.features_norm)
 
 
 def _lstm(s: LearnerSettings) -> nn.Module:

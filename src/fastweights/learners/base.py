@@ -118,10 +118,10 @@ def full_precision(head: Head) -> Head:
     """
 
     @functools.wraps(head)
-    def run(self: Learner, *args: Any) -> Any:
-        device = next(arg.device for arg in args if isinstance(arg, Tensor))
+    def run(self: nn.Module, *args: Any, **options: Any) -> Any:
+        device = next(arg.device for arg in (*args, *options.values()) if isinstance(arg, Tensor))
         with torch.autocast(device.type, enabled=False):
-            return head(self, *args)
+            return head(self, *args, **options)
 
     return run  # type: ignore[return-value]
 
