@@ -93,6 +93,37 @@ def test_with_no_time_nothing_is_begun(small_benchmarks, tmp_path, place):
     assert (summary.finished, summary.left, small_benchmarks) == ((), 1, [])
 
 
+def test_a_run_whose_pretraining_does_not_fit_waits_and_others_go_first(small_benchmarks, tmp_path, place, monkeypatch):
+    pretrained = {**recipes.RECIPES["best"], "*/fwcnn-gradient": Changes({"pretrain_steps": 10**9})}
+    monkeypatch.setitem(recipes.RECIPES, "best", pretrained)
+    long, other = Run("omniglot-5way-1shot", "fwcnn-gradient"), Run("omniglot-5way-1shot", "fwcnn-normalised")
+    summary, said = go([RUN, long, other], tmp_path, place, time.monotonic() + 500)
+    assert summary.finished == (RUN, other)
+    assert any("waits for the next call" in sentence for sentence in said)
+
+
+def test_interrupted_while_pretraining_it_begins_anew(small_benchmarks, tmp_path, place, monkeypatch):
+    pretrained = {**recipes.RECIPES["best"], "omniglot-*": Changes({"pretrain_steps": 4, "pretrain_batch": 8})}
+    monkeypatch.setitem(recipes.RECIPES, "best", pretrained)
+    clock, late = time.monotonic, []
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1000 * len(late))
+    monkeypatch.setattr(training.Training, "_make_step", _then(training.Training._make_step, lambda: late.append(1)))
+    summary, _ = go([RUN], tmp_path, place, clock() + 500)
+    assert summary.unfinished == RUN
+    summary, said = go([RUN], tmp_path, place)
+    assert summary.finished == (RUN,)
+    assert said[0].endswith("starts")
+
+
+def _then(first, second):
+    def both(*arguments):
+        result = first(*arguments)
+        second()
+        return result
+
+    return both
+
+
 def test_a_checkpoint_of_another_recipe_is_not_continued(small_benchmarks, tmp_path, place, monkeypatch):
     go([RUN], tmp_path / "before", place)
     longer = {**recipes.RECIPES["best"], "omniglot-5way-*": Changes({"steps": 14})}

@@ -1,5 +1,6 @@
 """Filling the ledger: run what is missing, most wanted first, until time is up; the next call goes on from there."""
 
+import gc
 import json
 import math
 import shutil
@@ -28,11 +29,11 @@ from fastweights.experiments.ledger import Details, Line
 from fastweights.experiments.plan import Run
 from fastweights.experiments.recipes import STEPS_PER_SECOND, TASKS_PER_SECOND, changes_of, matching
 from fastweights.experiments.tables import parse_experiment
-from fastweights.learners import Learner, Prototypical
+from fastweights.learners import Prototypical
 from fastweights.logs import JsonlLog, Sink
 from fastweights.presets import preset
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.training import CHECKPOINT, LOG, MODEL, Outcome, Training, resume
+from fastweights.training import CHECKPOINT, LOG, Outcome, Training, resume
 
 CURVE_POINTS = 100
 """Points of a learning curve that are kept."""
@@ -92,8 +93,12 @@ def reproduce(
     unfinished = None
     dataset: Dataset | None = None
     for run in wanted:
-        if time.monotonic() >= deadline:
+        left = deadline - time.monotonic()
+        if left <= 0:
             break
+        if finished and left < estimate_pretraining(run) and not _has_checkpoint(place.folder / run.folder):
+            say(f"{run}: waits for the next call, its pre-training would not be done in time")
+            continue
         try:
             dataset = _dataset_of(run, place, dataset, progress)
             results = carry_out(run, dataset, place, deadline, say, sinks(run))
@@ -101,6 +106,8 @@ def reproduce(
             failed.append(f"{run}: {error}")
             say(failed[-1])
             continue
+        finally:
+            gc.collect()  # a training holds itself in circles, and on a GPU the memory of its graphs with it
         if results is None:
             unfinished = run
             break
@@ -134,9 +141,9 @@ def carry_out(
     if outcome.test is None:
         say(f"{run}: stopped at step {outcome.counters.step:,} of {training.settings.steps:,}")
         return None
-    learner, _ = checkpoint.load_learner(folder / MODEL, place.device)
+    training.learner.load_state_dict(training.best)
     log = _read_log(folder / LOG)
-    return [_result(run, name, training, outcome, learner, place, log) for name in run.experiments]
+    return [_result(run, name, training, outcome, place, log) for name in run.experiments]
 
 
 def settings_of(run: Run, dataset: Dataset, precision: str) -> tuple[LearnerSettings, TrainSettings]:
@@ -161,16 +168,25 @@ def settings_of(run: Run, dataset: Dataset, precision: str) -> tuple[LearnerSett
 
 def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say: Callable[[str], None]) -> Training:
     settings = settings_of(run, dataset, place.precision)
-    if (folder / CHECKPOINT).exists():
+    if _has_checkpoint(folder):
         saved = checkpoint.load(folder / CHECKPOINT)
         if (saved.learner, saved.training) == settings:
             say(f"{run}: goes on from step {saved.counters['step']:,} of {saved.training.steps:,}")
             return resume(folder, dataset, place.device)
         say(f"{run}: starts anew, for the checkpoint in {folder} has other settings")
-        shutil.rmtree(folder)
     else:
         say(f"{run}: starts")
+    shutil.rmtree(folder, ignore_errors=True)
     return Training(*settings, dataset, place.device, folder)
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Whether there is something to go on from; pre-training is not continued, it begins anew."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return False
+    counters = checkpoint.load(path).counters
+    return bool(counters["step"] > 0 or counters.get("pretrained"))
 
 
 @contextmanager
@@ -184,9 +200,10 @@ def _logged(training: Training, folder: Path, sinks: Sequence[Sink]) -> Iterator
 
 
 def _result(
-    run: Run, experiment: str, training: Training, outcome: Outcome, learner: Learner, place: Place, log: list[Any]
+    run: Run, experiment: str, training: Training, outcome: Outcome, place: Place, log: list[Any]
 ) -> tuple[Line, Details]:
-    s, counters = training.settings, outcome.counters
+    """A line for the ledger; the training's learner has its best weights."""
+    s, counters, learner = training.settings, outcome.counters, training.learner
     tasks = test_tasks(experiment, training.dataset, s)
     items = training.items["test"]
     assert outcome.test is not None
@@ -272,12 +289,23 @@ def estimate(run: Run, lines: Iterable[Line]) -> Estimate:
     ]
     if alike:
         return Estimate(statistics.median(alike), True)
-    values = changes_of(run.recipe, run.training, run.learner, run.variant).training
-    chosen = replace(TrainSettings(), **values)
-    speed = matching(TASKS_PER_SECOND, run.training, run.learner)[-1]
-    training = max(chosen.steps * chosen.tasks_per_step / speed, chosen.steps / STEPS_PER_SECOND)
-    pretraining = chosen.pretrain_steps * chosen.pretrain_batch / PRETRAINING_SPEED_UP / speed
-    return Estimate(training + pretraining, False)
+    chosen = _train_settings(run)
+    training = max(chosen.steps * chosen.tasks_per_step / _speed(run), chosen.steps / STEPS_PER_SECOND)
+    return Estimate(training + estimate_pretraining(run), False)
+
+
+def estimate_pretraining(run: Run) -> float:
+    """The seconds of it that cannot be interrupted without beginning anew."""
+    chosen = _train_settings(run)
+    return chosen.pretrain_steps * chosen.pretrain_batch / PRETRAINING_SPEED_UP / _speed(run)
+
+
+def _train_settings(run: Run) -> TrainSettings:
+    return replace(TrainSettings(), **changes_of(run.recipe, run.training, run.learner, run.variant).training)
+
+
+def _speed(run: Run) -> float:
+    return float(matching(TASKS_PER_SECOND, run.training, run.learner)[-1])
 
 
 def find_commit(given: str = "") -> str:
