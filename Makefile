@@ -19,6 +19,7 @@ demo: $(READY)
 
 test: $(READY) lint types
 	$(BIN)/python -m pytest
+	$(BIN)/fastweights report --check
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow or not slow' --override-ini timeout=3600

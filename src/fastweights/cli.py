@@ -22,6 +22,7 @@ from fastweights.distributed import Ranks, join, leave
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate as run_evaluation
+from fastweights.experiments import commands as experiments
 from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensorboard_is_installed
 from fastweights.precision import choose_precision
 from fastweights.presets import describe_presets, parse_overrides, preset
@@ -35,6 +36,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data")
+app.add_typer(experiments.results_app, name="results")
+app.command()(experiments.reproduce)
+app.command()(experiments.report)
 console = Console()
 DatasetOption = Annotated[str, typer.Option(help="Name of the dataset, or a folder with a subfolder per class.")]
 VariantOption = Annotated[str, typer.Option(help="Which split or protocol, where the dataset has several.")]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastweights.all_words import AllWordsTasks
 from fastweights.data.items import Items
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.learners.base import Learner
@@ -41,7 +42,7 @@ class Evaluation:
 def evaluate(
     learner: Learner,
     items: Items,
-    tasks: EvaluationTasks,
+    tasks: EvaluationTasks | AllWordsTasks,
     precision: str = "float32",
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:

@@ -1,0 +1,147 @@
+"""The command line's `reproduce`, `report` and `results`."""
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fastweights.data.progress import bars
+from fastweights.errors import UserError
+from fastweights.experiments import ledger as ledgers
+from fastweights.experiments.plan import Run, choose, parse_cell
+from fastweights.experiments.tables import parse_experiment
+from fastweights.precision import choose_precision
+
+console = Console()
+results_app = typer.Typer(help="The ledger of finished runs.", no_args_is_help=True)
+LedgerOption = Annotated[Path, typer.Option("--ledger", help="The ledger.")]
+RootOption = Annotated[Path | None, typer.Option("--data-root", help="Where datasets lie.")]
+LEDGER = Path("results/runs.jsonl")
+
+
+def reproduce(
+    wanted: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE|CELL]...",
+            help="omniglot, mini-imagenet, ptb, ablation; an experiment, ptb-5way-1shot; or a cell, "
+            "mini-imagenet-5way-1shot/fwcnn-hebb[/truncated]. [default: everything]",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds of each cell, from 0 on.")] = 5,
+    budget: Annotated[str, typer.Option(help="Time to spend: 90s, 9m, 2h. [default: no end]")] = "",
+    recipe: Annotated[str, typer.Option(help="Only this one: best or paper.")] = "",
+    learner: Annotated[str, typer.Option(help="Only this model.")] = "",
+    protocol: Annotated[str, typer.Option(help="Only this division of the text: standard or pooled.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with estimated times.")] = False,
+    data_root: RootOption = None,
+    ledger: LedgerOption = LEDGER,
+    runs: Annotated[Path, typer.Option(help="Folder of checkpoints and logs.")] = Path("runs/reproduce"),
+    commit: Annotated[str, typer.Option(help="Commit of this code. [default: as git says]")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ... or auto.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "auto",
+) -> None:
+    """Run what is missing in the ledger, most wanted first; the next call goes on where this one stopped."""
+    from fastweights.cli import find_device  # deferred: the command line imports this module
+    from fastweights.experiments import reproduce as work
+
+    started = time.monotonic()
+    deadline = started + parse_time(budget)
+    chosen = choose(wanted or [], seeds, recipe, learner, protocol)
+    if not chosen:
+        raise UserError("no run of the plan is both of these; leave out an option, or name the cell itself.")
+    if dry_run:
+        _print_plan(chosen, ledger)
+        return
+    where = find_device(device)
+    place = work.Place(where, choose_precision(precision, where), work.find_commit(commit), runs, data_root)
+    with bars() as report:
+        summary = work.reproduce(chosen, ledger, place, deadline, _say, progress=report)
+    _say(f"{len(summary.finished)} runs finished, {summary.left} left, {time.monotonic() - started:.0f} s")
+    if summary.failed:
+        raise UserError(f"{len(summary.failed)} runs failed, the first of them {summary.failed[0]}")
+    if summary.unfinished is not None and time.monotonic() < deadline:
+        raise typer.Exit(130)  # not the clock: Ctrl-C
+
+
+def _say(sentence: str) -> None:
+    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def parse_time(text: str) -> float:
+    """90s, 9m, 2h or plain seconds, in seconds; nothing is for ever."""
+    if not text:
+        return float("inf")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if not found:
+        raise UserError(f"--budget is a time such as 90s, 9m or 2h, not {text!r}.")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def _print_plan(chosen: list[Run], ledger: Path) -> None:
+    from fastweights.experiments.reproduce import estimate, missing
+
+    lines = ledgers.read(ledger)
+    todo = missing(chosen, lines)
+    total = 0.0
+    for number, run in enumerate(todo, 1):
+        guess = estimate(run, lines)
+        total += guess.seconds
+        _say(f"{number:4} {'' if guess.measured else '~':>2}{guess.seconds:5,.0f} s  {run}")
+    _say(
+        f"{len(todo)} of {len(chosen)} runs are missing; about {total / 60:,.0f} minutes of training, an estimate "
+        "by runs of the same model in the ledger and, where there are none (~), by rough speeds of one H200."
+    )
+
+
+@results_app.command("merge")
+def merge(
+    file: Annotated[Path, typer.Argument(help="A ledger that was written elsewhere; its details lie beside it.")],
+    ledger: LedgerOption = LEDGER,
+) -> None:
+    """Take in the lines of another ledger."""
+    merged = ledgers.merge(ledger, file)
+    _say(f"{merged.added} lines added to {ledger}, {merged.known} were there already.")
+    for name in merged.refused:
+        _say(f"Left out: {name} is there with another number, and the first one counts.")
+
+
+@results_app.command("retire")
+def retire(
+    cell: Annotated[str, typer.Argument(help="mini-imagenet-5way-1shot/fwcnn-hebb[/truncated]")],
+    recipe: Annotated[str, typer.Option(help="Only runs by this recipe.")] = "best",
+    ledger: LedgerOption = LEDGER,
+) -> None:
+    """Move a cell's lines to the retired ones beside the ledger, so that it is run again after its recipe changed."""
+    wanted = parse_cell(cell)
+    lines = [
+        line
+        for line in ledgers.read(ledger)
+        if (parse_experiment(line.experiment).training, line.learner, line.variant) == wanted and line.recipe == recipe
+    ]
+    if not lines:
+        raise UserError(f"{ledger} holds no run of {cell} by the recipe {recipe}.")
+    _say(f"{len(lines)} lines moved to {ledgers.retire(ledger, lines)}.")
+
+
+def report(
+    check: Annotated[bool, typer.Option("--check", help="Only see whether README.md is what the ledger says.")] = False,
+    ledger: LedgerOption = LEDGER,
+    model: Annotated[
+        Path | None, typer.Option(help="A model with fast weights: draw one test task in its memory, too.")
+    ] = None,
+    data_root: RootOption = None,
+) -> None:
+    """Write README.md and report.html beside the ledger: the paper's numbers and ours."""
+    from fastweights.experiments import report as reports  # deferred: matplotlib is slow to import
+
+    if check:
+        reports.check(ledger)
+        return
+    if model is not None:
+        _say(f"Drawn: {reports.draw_pca(model, ledger, data_root)}")
+    for path in reports.write(ledger):
+        _say(f"Written: {path}")

@@ -1,0 +1,271 @@
+"""The ledger: one JSON object per line for each finished run and test. No number reaches a table but from here.
+
+Beside `runs.jsonl` lies `runs.details.jsonl`, with what tables do not show: the right answers in each test task, so
+that learners can be compared task by task, and the learning curve.
+"""
+
+import base64
+import json
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from fastweights.errors import UserError
+from fastweights.experiments.recipes import RECIPES, VARIANTS, changes_of
+from fastweights.experiments.tables import PROTOCOLS, parse_experiment
+from fastweights.files import replacing
+from fastweights.presets import PRESETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """What both files say a number is about."""
+
+    experiment: str
+    protocol: str
+    """Which division of a text; empty for images."""
+    learner: str
+    variant: str
+    recipe: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str, int]:
+        return self.experiment, self.protocol, self.learner, self.variant, self.recipe, self.seed
+
+    @property
+    def name(self) -> str:
+        cell = "/".join(filter(None, (self.experiment, self.learner, self.variant)))
+        return f"{cell} ({', '.join(filter(None, (self.recipe, self.protocol)))}, seed {self.seed})"
+
+    @classmethod
+    def from_json(cls, values: Any) -> Self:
+        """Check every field; ValueError says which is wrong."""
+        kinds: dict[str, Any] = {f.name: f.type for f in fields(cls)}
+        if not isinstance(values, dict):
+            raise ValueError("it is no JSON object")
+        if set(values) != set(kinds):
+            odd = sorted(set(values) ^ set(kinds))
+            raise ValueError(f"the field {odd[0]!r} is {'missing' if odd[0] in kinds else 'not known'}")
+        for name, kind in kinds.items():
+            if not _is_of(values[name], kind):
+                raise ValueError(f"the field {name!r} holds {str(values[name])[:40]!r}")
+        record = cls(**values)
+        record.check()
+        return record
+
+    def check(self) -> None:
+        experiment = parse_experiment(self.experiment)
+        is_text = experiment.dataset == "ptb"
+        known = {
+            "learner": self.learner in PRESETS,
+            "variant": self.variant == "" or self.variant in VARIANTS,
+            "recipe": self.recipe in RECIPES,
+            "seed": self.seed >= 0,
+            "protocol": self.protocol in (PROTOCOLS if is_text else ("",)),
+            "experiment": bool(experiment.test) == is_text,
+        }
+        for name, right in known.items():
+            if not right:
+                raise ValueError(f"the field {name!r} holds {getattr(self, name)!r}")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if kind in (int, str):
+        return type(value) is kind
+    return isinstance(value, dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line(_Record):
+    """A number and everything it came from. Accuracies in %."""
+
+    test_accuracy: float
+    test_ci95: float
+    """Half the 95 % interval over test tasks."""
+    test_tasks: int
+    centroid_accuracy: float
+    """The same encoder on the same tasks, with the nearest class mean in the place of the fast weights."""
+    val_accuracy: float
+    """Of the weights that were kept, by which they were chosen."""
+    train_tasks: int
+    train_seconds: float
+    """By the clock, with everything but the loading of the data and the test."""
+    tasks_per_second: float
+    """While training, the median of the log's."""
+    device: str
+    torch: str
+    commit: str
+    data_hash: str
+    config: dict[str, Any]
+
+    def check(self) -> None:
+        super().check()
+        for name in ("test_accuracy", "centroid_accuracy", "val_accuracy"):
+            if not 0 <= getattr(self, name) <= 100:
+                raise ValueError(f"the field {name!r} holds {getattr(self, name)}, which is no percentage")
+        for name in ("test_ci95", "train_tasks", "train_seconds", "tasks_per_second"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"the field {name!r} is negative")
+        if self.test_tasks < 2:
+            raise ValueError(f"the field 'test_tasks' holds {self.test_tasks}")
+        for name in ("device", "torch", "commit", "data_hash"):
+            if not getattr(self, name):
+                raise ValueError(f"the field {name!r} is empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Details(_Record):
+    """What stands behind a line."""
+
+    questions: int
+    """In each test task."""
+    right: str
+    """Right answers in each test task: see `pack`."""
+    centroid_right: str
+    """Likewise of the nearest class mean."""
+    curve: dict[str, Any] = field(default_factory=dict)
+    """`train`: [step, seconds, loss, accuracy in %] each; `validation`: [step, seconds, accuracy in %]."""
+
+    def check(self) -> None:
+        super().check()
+        if self.questions < 1 or len(unpack(self.right)) != len(unpack(self.centroid_right)):
+            raise ValueError("the answers to the test tasks do not fit together")
+
+    @property
+    def shares(self) -> np.ndarray:
+        """(tasks) The share of right answers in each."""
+        return unpack(self.right) / self.questions
+
+    @property
+    def centroid_shares(self) -> np.ndarray:
+        return unpack(self.centroid_right) / self.questions
+
+
+def pack(counts: np.ndarray) -> str:
+    """Small numbers as text: 16 bits each, deflated, base64."""
+    return base64.b64encode(zlib.compress(counts.astype("<u2").tobytes(), 9)).decode()
+
+
+def unpack(text: str) -> np.ndarray:
+    try:
+        return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<u2").astype(np.int64)
+    except zlib.error as error:
+        raise ValueError(f"answers that cannot be unpacked ({error})") from None
+
+
+def details_path(ledger: Path) -> Path:
+    return ledger.with_suffix(".details.jsonl")
+
+
+def read(ledger: Path) -> list[Line]:
+    """All lines; none where the file does not exist yet."""
+    return _read(ledger, Line)
+
+
+def read_details(ledger: Path) -> dict[tuple[Any, ...], Details]:
+    return {record.key: record for record in _read(details_path(ledger), Details)}
+
+
+def _read(path: Path, kind: type[Any]) -> list[Any]:
+    if not path.exists():
+        return []
+    records: dict[tuple[Any, ...], Any] = {}
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = kind.from_json(json.loads(text))
+        except (ValueError, UserError) as error:
+            raise UserError(f"{path}, line {number}: {error}; restore the file from version control.") from None
+        if record.key in records:
+            raise UserError(f"{path}, line {number}: {record.name} is there a second time; remove one of them.")
+        records[record.key] = record
+    return list(records.values())
+
+
+def append(ledger: Path, lines: Sequence[Line], details: Sequence[Details]) -> None:
+    """Add finished runs, whole or not at all. The details come first: a line never lacks them."""
+    former = read(ledger)
+    known = {line.key for line in former}
+    for line in lines:
+        if line.key in known:
+            raise UserError(f"{ledger} already holds {line.name}; a run counts once.")
+    if details:
+        stand_behind = {record.key: record for record in (*read_details(ledger).values(), *details)}
+        _write(details_path(ledger), stand_behind.values())
+    if lines:
+        _write(ledger, [*former, *lines])
+
+
+def _write(path: Path, records: Iterable[Line | Details]) -> None:
+    with replacing(path) as draft:
+        draft.write_text("".join(map(_text, records)), encoding="utf-8")
+
+
+def _text(record: Line | Details) -> str:
+    return json.dumps(asdict(record), ensure_ascii=False) + "\n"
+
+
+def follows_recipe(line: Line) -> bool:
+    """Whether the recipe still says what this run was made by; if not, its command no longer gives its number."""
+    changes = changes_of(line.recipe, parse_experiment(line.experiment).training, line.learner, line.variant)
+    return all(
+        _as_json(line.config.get(part, {}).get(name)) == _as_json(value)
+        for part, values in (("training", changes.training), ("learner", changes.learner))
+        for name, value in values.items()
+    )
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def retired_path(ledger: Path) -> Path:
+    return ledger.with_suffix(".retired.jsonl")
+
+
+def _retired_texts(ledger: Path) -> list[str]:
+    path = retired_path(ledger)
+    return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+
+
+def retire(ledger: Path, retired: Sequence[Line]) -> Path:
+    """Move lines out of the way, so that they can be run again by a better recipe; they stay on record beside it."""
+    path = retired_path(ledger)
+    with replacing(path) as draft:
+        draft.write_text("".join([*_retired_texts(ledger), *map(_text, retired)]), encoding="utf-8")
+    gone = {line.key for line in retired}
+    _write(ledger, [line for line in read(ledger) if line.key not in gone])
+    _write(details_path(ledger), [one for key, one in read_details(ledger).items() if key not in gone])
+    return path
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of the lines of another ledger."""
+
+    added: int
+    known: int
+    """Word for word the same as here, or as one retired here."""
+    refused: tuple[str, ...]
+    """Runs that are here with another number: the first one stays."""
+
+
+def merge(ledger: Path, other: Path) -> Merged:
+    """Take in the lines of a ledger written elsewhere, and the details beside it."""
+    if not other.is_file():
+        raise UserError(f"{other} does not exist; name the runs.jsonl that another machine wrote.")
+    here = {line.key: line for line in read(ledger)}
+    theirs, their_details = read(other), read_details(other)
+    retired = set(_retired_texts(ledger))
+    new = [line for line in theirs if line.key not in here and _text(line) not in retired]
+    refused = [line for line in theirs if here.get(line.key, line) != line]
+    append(ledger, new, [their_details[line.key] for line in new if line.key in their_details])
+    known = len(theirs) - len(new) - len(refused)
+    return Merged(len(new), known, tuple(line.name for line in refused))

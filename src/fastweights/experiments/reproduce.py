@@ -1,0 +1,326 @@
+"""Filling the ledger: run what is missing, most wanted first, until time is up; the next call goes on from there."""
+
+import gc
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastweights import checkpoint
+from fastweights.all_words import AllWordsTasks
+from fastweights.bench import device_name
+from fastweights.data import Dataset, load
+from fastweights.data.progress import Report
+from fastweights.episodes import EvaluationTasks
+from fastweights.errors import UserError
+from fastweights.evaluation import Evaluation, evaluate
+from fastweights.experiments import ledger
+from fastweights.experiments.ledger import Details, Line
+from fastweights.experiments.plan import Run
+from fastweights.experiments.recipes import STEPS_PER_SECOND, TASKS_PER_SECOND, changes_of, matching
+from fastweights.experiments.tables import parse_experiment
+from fastweights.learners import Prototypical
+from fastweights.logs import JsonlLog, Sink
+from fastweights.presets import preset
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.training import CHECKPOINT, LOG, Outcome, Training, resume
+
+CURVE_POINTS = 100
+"""Points of a learning curve that are kept."""
+PRETRAINING_SPEED_UP = 80
+"""Items of pretraining that pass in the time of a task of meta-training, roughly: for plans."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs happen and what they are marked with."""
+
+    device: torch.device
+    precision: str
+    commit: str
+    folder: Path
+    """Of the runs' checkpoints and logs."""
+    data_root: Path | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a call achieved."""
+
+    finished: tuple[Run, ...]
+    unfinished: Run | None
+    """Interrupted; its checkpoint waits for the next call."""
+    failed: tuple[str, ...]
+    """What went wrong with runs that were given up."""
+    left: int
+    """Runs still missing."""
+
+
+def missing(runs: Sequence[Run], lines: Iterable[Line]) -> list[Run]:
+    """The runs of which a test has no line yet."""
+    known = {line.key for line in lines}
+    return [run for run in runs if any(_key(run, experiment) not in known for experiment in run.experiments)]
+
+
+def _key(run: Run, experiment: str) -> tuple[str, str, str, str, str, int]:
+    return experiment, run.protocol, run.learner, run.variant, run.recipe, run.seed
+
+
+def reproduce(
+    runs: Sequence[Run],
+    ledger_path: Path,
+    place: Place,
+    deadline: float,
+    say: Callable[[str], None],
+    sinks: Callable[[Run], list[Sink]] = lambda run: [],
+    progress: Report | None = None,
+) -> Summary:
+    """Do what is missing, in this order, until the deadline (by `time.monotonic`)."""
+    former = ledger.read(ledger_path)
+    known, wanted = {line.key for line in former}, missing(runs, former)
+    finished: list[Run] = []
+    failed: list[str] = []
+    unfinished = None
+    dataset: Dataset | None = None
+    for run in wanted:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        if finished and left < estimate_pretraining(run) and not _has_checkpoint(place.folder / run.folder):
+            say(f"{run}: waits for the next call, its pre-training would not be done in time")
+            continue
+        try:
+            dataset = _dataset_of(run, place, dataset, progress)
+            results = carry_out(run, dataset, place, deadline, say, sinks(run))
+        except UserError as error:  # a loss that is no number, say: no reason to leave the other runs undone
+            failed.append(f"{run}: {error}")
+            say(failed[-1])
+            continue
+        finally:
+            gc.collect()  # a training holds itself in circles, and on a GPU the memory of its graphs with it
+        if results is None:
+            unfinished = run
+            break
+        lines = [line for line, _ in results if line.key not in known]
+        ledger.append(ledger_path, lines, [details for _, details in results if details.key not in known])
+        finished.append(run)
+        for line in lines:
+            say(
+                f"{line.name}: {line.test_accuracy:.2f} ± {line.test_ci95:.2f} %, nearest mean "
+                f"{line.centroid_accuracy:.2f} %, validation {line.val_accuracy:.2f} %, {line.train_seconds:.0f} s"
+            )
+    return Summary(tuple(finished), unfinished, tuple(failed), len(wanted) - len(finished))
+
+
+def _dataset_of(run: Run, place: Place, former: Dataset | None, progress: Report | None) -> Dataset:
+    """The dataset of a run: the one before, where it is the same."""
+    name = parse_experiment(run.training).dataset
+    if former is not None and former.name == name and (not run.protocol or former.variant == run.protocol):
+        return former
+    return load(name, place.data_root, run.protocol, progress)
+
+
+def carry_out(
+    run: Run, dataset: Dataset, place: Place, deadline: float, say: Callable[[str], None], sinks: Sequence[Sink] = ()
+) -> list[tuple[Line, Details]] | None:
+    """Train, go on training, and test; None where the time was up before the end."""
+    folder = place.folder / run.folder
+    training = _begin_or_go_on(run, dataset, place, folder, say)
+    with _logged(training, folder, sinks):
+        outcome = training.run(deadline)
+    if outcome.test is None:
+        say(f"{run}: stopped at step {outcome.counters.step:,} of {training.settings.steps:,}")
+        return None
+    training.learner.load_state_dict(training.best)
+    log = _read_log(folder / LOG)
+    return [_result(run, name, training, outcome, place, log) for name in run.experiments]
+
+
+def settings_of(run: Run, dataset: Dataset, precision: str) -> tuple[LearnerSettings, TrainSettings]:
+    """What a run is made of."""
+    experiment = parse_experiment(run.training)
+    changes = changes_of(run.recipe, run.training, run.learner, run.variant)
+    learner = preset(
+        run.learner,
+        dataset=dataset.name,
+        item_shape=dataset.item_shape,
+        vocabulary=dataset.vocabulary,
+        way=experiment.way,
+        shot=experiment.shot,
+        **changes.learner,
+    )
+    training = replace(
+        TrainSettings(way=experiment.way, shot=experiment.shot, seed=run.seed, precision=precision),
+        **{"dataset": dataset.name, "variant": dataset.variant, "data_hash": dataset.content_hash, **changes.training},
+    )
+    return learner, training
+
+
+def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say: Callable[[str], None]) -> Training:
+    settings = settings_of(run, dataset, place.precision)
+    if _has_checkpoint(folder):
+        saved = checkpoint.load(folder / CHECKPOINT)
+        if (saved.learner, saved.training) == settings:
+            say(f"{run}: goes on from step {saved.counters['step']:,} of {saved.training.steps:,}")
+            return resume(folder, dataset, place.device)
+        say(f"{run}: starts anew, for the checkpoint in {folder} has other settings")
+    else:
+        say(f"{run}: starts")
+    shutil.rmtree(folder, ignore_errors=True)
+    return Training(*settings, dataset, place.device, folder)
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    """Whether there is something to go on from; pre-training is not continued, it begins anew."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return False
+    counters = checkpoint.load(path).counters
+    return bool(counters["step"] > 0 or counters.get("pretrained"))
+
+
+@contextmanager
+def _logged(training: Training, folder: Path, sinks: Sequence[Sink]) -> Iterator[None]:
+    training.sinks = [JsonlLog(folder / LOG, training.counters.step), *sinks]
+    try:
+        yield
+    finally:
+        for sink in training.sinks:
+            sink.close()
+
+
+def _result(
+    run: Run, experiment: str, training: Training, outcome: Outcome, place: Place, log: list[Any]
+) -> tuple[Line, Details]:
+    """A line for the ledger; the training's learner has its best weights."""
+    s, counters, learner = training.settings, outcome.counters, training.learner
+    tasks = test_tasks(experiment, training.dataset, s)
+    items = training.items["test"]
+    assert outcome.test is not None
+    test = outcome.test
+    if isinstance(tasks, AllWordsTasks):
+        test = evaluate(learner, items, tasks, s.precision)
+    centroid = evaluate(Prototypical(learner.encoder).eval(), items, tasks, s.precision)
+    about: dict[str, Any] = {
+        "experiment": experiment,
+        "protocol": run.protocol,
+        "learner": run.learner,
+        "variant": run.variant,
+        "recipe": run.recipe,
+        "seed": run.seed,
+    }
+    rates = [line["tasks_per_second"] for line in log if line["event"] == "train"]
+    line = Line(
+        **about,
+        test_accuracy=round(100 * test.accuracy, 4),
+        test_ci95=round(100 * test.ci95, 4),
+        test_tasks=len(tasks),
+        centroid_accuracy=round(100 * centroid.accuracy, 4),
+        val_accuracy=round(100 * counters.best_accuracy, 4),
+        train_tasks=counters.step * s.tasks_per_step,
+        train_seconds=round(counters.seconds, 2),
+        tasks_per_second=round(statistics.median(rates), 1) if rates else 0.0,
+        device=device_name(place.device),
+        torch=str(torch.__version__),
+        commit=place.commit,
+        data_hash=s.data_hash,
+        config={"learner": training.learner_settings.to_json(), "training": s.to_json()},
+    )
+    line.check()
+    questions = s.way * s.queries
+    right, centroid_right = _packed(test, questions), _packed(centroid, questions)
+    return line, Details(**about, questions=questions, right=right, centroid_right=centroid_right, curve=curve(log))
+
+
+def test_tasks(experiment: str, dataset: Dataset, s: TrainSettings) -> EvaluationTasks | AllWordsTasks:
+    """The tasks on which everybody is compared in an experiment."""
+    if parse_experiment(experiment).test == "all":
+        return AllWordsTasks(dataset, "test", way=s.way, shot=s.shot, queries=s.queries)
+    return EvaluationTasks(dataset, "test", way=s.way, shot=s.shot, queries=s.queries, tasks=s.test_tasks)
+
+
+def _packed(evaluation: Evaluation, questions: int) -> str:
+    return ledger.pack(np.rint(evaluation.per_task.numpy() * questions))
+
+
+def _read_log(path: Path) -> list[Any]:
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def curve(log: Sequence[dict[str, Any]]) -> dict[str, list[list[float]]]:
+    """The learning curve in a run's log: at most so many points, training as means of the lines between them."""
+    train = [(e["step"], e["seconds"], e["loss"], 100 * e["accuracy"]) for e in log if e["event"] == "train"]
+    validation = [(e["step"], e["seconds"], 100 * e["accuracy"]) for e in log if e["event"] == "validation"]
+    return {"train": _thinned(train), "validation": _thinned(validation)}
+
+
+def _thinned(points: Sequence[tuple[float, ...]]) -> list[list[float]]:
+    size = max(1, math.ceil(len(points) / CURVE_POINTS))
+    groups = [points[first : first + size] for first in range(0, len(points), size)]
+    return [
+        [*group[-1][:2], *(round(statistics.fmean(v), 4) for v in list(zip(*group, strict=True))[2:])]
+        for group in groups
+    ]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    seconds: float
+    measured: bool
+    """From a run of the same model in the ledger, or from a table of rough speeds."""
+
+
+def estimate(run: Run, lines: Iterable[Line]) -> Estimate:
+    """How long a run will take to train."""
+    alike = [
+        line.train_seconds
+        for line in lines
+        if (line.experiment, line.learner, line.recipe) == (run.experiments[0], run.learner, run.recipe)
+    ]
+    if alike:
+        return Estimate(statistics.median(alike), True)
+    chosen = _train_settings(run)
+    training = max(chosen.steps * chosen.tasks_per_step / _speed(run), chosen.steps / STEPS_PER_SECOND)
+    return Estimate(training + estimate_pretraining(run), False)
+
+
+def estimate_pretraining(run: Run) -> float:
+    """The seconds of it that cannot be interrupted without beginning anew."""
+    chosen = _train_settings(run)
+    return chosen.pretrain_steps * chosen.pretrain_batch / PRETRAINING_SPEED_UP / _speed(run)
+
+
+def _train_settings(run: Run) -> TrainSettings:
+    return replace(TrainSettings(), **changes_of(run.recipe, run.training, run.learner, run.variant).training)
+
+
+def _speed(run: Run) -> float:
+    return float(matching(TASKS_PER_SECOND, run.training, run.learner)[-1])
+
+
+def find_commit(given: str = "") -> str:
+    """The commit of this code: as given, or as git says, marked where the code was changed since."""
+    if given:
+        return given
+    here = Path(__file__).parents[1]
+    commit, changed = (_git(here, *words) for words in (("rev-parse", "HEAD"), ("status", "--porcelain", ".")))
+    if not commit:
+        raise UserError("git does not say which commit this is; name it with --commit.")
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(folder: Path, *words: str) -> str:
+    try:
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,196 @@
+"""The paper's three tables and its ablation figure as data: every published number, and which learner of ours it is.
+
+Numbers are kept as printed, "97.27 ± 0.11" (what the ± stands for is not said). An empty text is a number that was not
+published. Rows with a learner can be run again here; the others are shown as published.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from fastweights.errors import UserError
+
+DATASETS = ("omniglot", "mini-imagenet", "ptb")
+PROTOCOLS = ("standard", "pooled")
+"""How the Penn Treebank is divided; the first is what the tables show."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A column of a table: tasks of a kind. Its name says it all: ptb-5way-1shot-all."""
+
+    dataset: str
+    way: int
+    shot: int
+    test: str = ""
+    """For text, how test tasks are formed: random, or all (each test word once in each of five groupings)."""
+
+    @property
+    def training(self) -> str:
+        """What a model is trained for; the two tests of a text model share it."""
+        return f"{self.dataset}-{self.way}way-{self.shot}shot"
+
+    @property
+    def name(self) -> str:
+        return f"{self.training}-{self.test}" if self.test else self.training
+
+    @property
+    def title(self) -> str:
+        return f"{self.way}-way {self.shot}-shot" + (f", {self.test}" if self.test else "")
+
+
+def parse_experiment(name: str) -> Experiment:
+    """ptb-5way-1shot-all -> its parts; the last may be missing where a training is meant, not a test."""
+    found = re.fullmatch(rf"({'|'.join(DATASETS)})-([1-9]\d*)way-([1-9]\d*)shot(?:-(random|all))?", name)
+    if not found or (found[4] and found[1] != "ptb"):
+        raise UserError(
+            f"there is no experiment {name!r}; one is called omniglot-20way-1shot, mini-imagenet-5way-5shot, "
+            "ptb-5way-1shot-random, ..."
+        )
+    return Experiment(found[1], int(found[2]), int(found[3]), found[4] or "")
+
+
+@dataclass(frozen=True)
+class Number:
+    """An accuracy in %, as published."""
+
+    text: str
+    mean: float
+    spread: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model in a table."""
+
+    model: str
+    learner: str
+    """Our preset of it; empty where there is none."""
+    published: tuple[str, ...] = ()
+    """One text for each experiment of the table; none at all for rows that are ours alone."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper, and rows of our own below it."""
+
+    title: str
+    experiments: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def number(self, row: Row, experiment: str) -> Number | None:
+        if not row.published:
+            return None
+        return parse_number(row.published[self.experiments.index(experiment)])
+
+
+def parse_number(text: str) -> Number | None:
+    mean, _, spread = text.partition(" ± ")
+    return Number(text, float(mean), float(spread) if spread else None) if text else None
+
+
+TABLES: dict[str, Table] = {
+    "omniglot": Table(
+        "Omniglot (table 1)",
+        ("omniglot-5way-1shot", "omniglot-5way-5shot", "omniglot-20way-1shot", "omniglot-20way-5shot"),
+        (
+            Row("Siamese Net", "", ("97.3", "98.4", "88.2", "97.0")),
+            Row("MANN", "", ("82.8", "94.9", "", "")),
+            Row("Matching Nets", "matching-cnn", ("98.1", "98.9", "93.8", "98.5")),
+            Row("MAML", "maml-cnn", ("98.7 ± 0.4", "99.9 ± 0.3", "95.8 ± 0.3", "98.9 ± 0.2")),
+            Row("MetaNet", "", ("98.95", "", "97.0", "")),
+            Row("TCML", "", ("98.96 ± 0.2", "99.75 ± 0.11", "97.64 ± 0.3", "99.36 ± 0.18")),
+            Row("adaCNN (DF)", "", ("98.42 ± 0.21", "99.37 ± 0.28", "96.12 ± 0.31", "98.43 ± 0.05")),
+            Row("fwCNN (gradient)", "fwcnn-gradient", ("98.3 ± 0.16", "99.32 ± 0.32", "94.98 ± 0.3", "97.47 ± 0.13")),
+            Row("fwCNN (Hebb)", "fwcnn-hebb", ("99.4 ± 0.13", "99.77 ± 0.1", "97.27 ± 0.11", "98.85 ± 0.05")),
+            Row("fwCNN (normalised), ours", "fwcnn-normalised"),
+            Row("Prototypical Networks, ours", "prototypical-cnn"),
+        ),
+    ),
+    "mini-imagenet": Table(
+        "mini-ImageNet (table 2)",
+        ("mini-imagenet-5way-1shot", "mini-imagenet-5way-5shot"),
+        (
+            Row("Matching Nets", "matching-cnn", ("43.6", "55.3")),
+            Row("MetaLearner LSTM", "", ("43.4 ± 0.77", "60.2 ± 0.71")),
+            Row("MAML", "maml-cnn", ("48.7 ± 1.84", "63.1 ± 0.92")),
+            Row("MetaNet", "", ("49.21 ± 0.96", "")),
+            Row("adaCNN (DF)", "", ("48.34 ± 0.68", "62.00 ± 0.55")),
+            Row("fwCNN (gradient)", "fwcnn-gradient", ("47.68 ± 0.63", "59.48 ± 0.25")),
+            Row("fwCNN (Hebb)", "fwcnn-hebb", ("50.21 ± 0.37", "64.75 ± 0.49")),
+            Row("TCML", "", ("55.71 ± 0.99", "68.88 ± 0.92")),
+            Row("adaResNet (DF)", "", ("56.88 ± 0.62", "71.94 ± 0.57")),
+            Row("fwResNet (gradient)", "fwresnet-gradient", ("54.14 ± 0.32", "66.77 ± 0.7")),
+            Row("fwResNet (Hebb)", "fwresnet-hebb", ("56.84 ± 0.52", "71.00 ± 0.34")),
+            Row("fwCNN (normalised), ours", "fwcnn-normalised"),
+            Row("fwResNet (normalised), ours", "fwresnet-normalised"),
+            Row("Prototypical Networks, ours", "prototypical-cnn"),
+        ),
+    ),
+    "ptb": Table(
+        "Penn Treebank (table 3)",
+        tuple(f"ptb-5way-{shot}shot-{test}" for shot in (1, 2, 3) for test in ("random", "all")),
+        (
+            # Of these two one number was published; which of the two tests it is of is not said.
+            Row("LSTM-LM oracle", "", ("72.8", "", "72.8", "", "72.8", "")),
+            Row("Matching Nets", "matching-lstm", ("32.4", "", "36.1", "", "38.2", "")),
+            Row("2-layer adaLSTM (gradient)", "", ("43.1", "43.0", "52.05", "54.2", "57.35", "58.4")),
+            Row("2-layer LSTM + adaFFN (DF)", "", ("33.65", "35.3", "46.6", "47.8", "51.4", "52.6")),
+            Row("2-layer adaLSTM (DF)", "", ("41.25", "43.2", "52.1", "52.9", "57.8", "58.8")),
+            Row("LSTM + fwMLP (gradient)", "lstm-fwmlp-gradient", ("35.5", "36.1", "45.5", "46.9", "49.2", "52.7")),
+            Row("LSTM + fwMLP (Hebb)", "lstm-fwmlp-hebb", ("43.75", "44.5", "47.65", "48.8", "51.6", "52.8")),
+            Row("LSTM + fwMLP (normalised), ours", "lstm-fwmlp-normalised"),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of the ablation figure. Its height was drawn, not printed: no number is known."""
+
+    variant: str
+    """A placement of the fast weights; empty is the baseline."""
+    what: str
+    colour: str
+    """In the paper's figure; empty where the bar is mentioned in the text alone."""
+    published: None = None
+
+
+ABLATION_EXPERIMENT, ABLATION_LEARNER = "mini-imagenet-5way-1shot", "fwcnn-hebb"
+ABLATION = (
+    Bar("", "baseline: fast and slow weights in the fully connected layer", "red"),
+    Bar("softmax-fast-only", "fast weights alone in the softmax layer", "green"),
+    Bar("softmax", "fast and slow weights in the softmax layer", "blue"),
+    Bar("fc+softmax", "fast and slow weights in both layers", "yellow"),
+    Bar("truncated", "no gradient through the fast weights", "violet"),
+    Bar("fc-fast-only", "fast weights alone in the fully connected layer", ""),
+)
+
+STRETCH: dict[tuple[str, str], float] = {
+    ("omniglot-5way-1shot", "fwcnn"): 99.5,
+    ("omniglot-5way-5shot", "fwcnn"): 99.85,
+    ("omniglot-20way-1shot", "fwcnn"): 98.0,
+    ("omniglot-20way-5shot", "fwcnn"): 99.3,
+    ("mini-imagenet-5way-1shot", "fwcnn"): 54.0,
+    ("mini-imagenet-5way-5shot", "fwcnn"): 70.0,
+    ("mini-imagenet-5way-1shot", "fwresnet"): 60.0,
+    ("mini-imagenet-5way-5shot", "fwresnet"): 76.0,
+    **{(f"ptb-5way-1shot-{test}", "lstm-fwmlp"): 57.0 for test in ("random", "all")},
+    **{(f"ptb-5way-2shot-{test}", "lstm-fwmlp"): 63.0 for test in ("random", "all")},
+    **{(f"ptb-5way-3shot-{test}", "lstm-fwmlp"): 67.0 for test in ("random", "all")},
+}
+"""What we would like to reach, by any fast-weight learner of a family (the beginning of its name)."""
+
+MUST = ("-hebb", "-gradient")
+"""Learners whose published number is to be reached."""
+
+
+@cache
+def published(experiment: str, learner: str) -> Number | None:
+    """The paper's number for one of our learners; None where it has none."""
+    for table in TABLES.values():
+        for row in table.rows:
+            if experiment in table.experiments and row.learner == learner:
+                return table.number(row, experiment)
+    return None

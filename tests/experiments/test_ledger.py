@@ -1,0 +1,119 @@
+"""The ledger: it only grows, says what is broken, and takes in what another machine wrote."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fastweights.errors import UserError
+from fastweights.experiments import ledger
+
+from .conftest import as_json, made_up
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_what_is_appended_is_read_back(tmp_path):
+    path = tmp_path / "results" / "runs.jsonl"
+    assert ledger.read(path) == []
+    for seed in (0, 1):
+        line, details = made_up(seed=seed)
+        ledger.append(path, [line], [details])
+    assert [line.seed for line in ledger.read(path)] == [0, 1]
+    assert len(path.read_text().splitlines()) == 2
+    assert ledger.read_details(path)[line.key].shares.tolist() == [0.6, 0.8, 1.0, 0.4]
+    fields = "experiment protocol learner variant recipe seed test_accuracy test_ci95 test_tasks centroid_accuracy "
+    fields += "val_accuracy train_tasks train_seconds tasks_per_second device torch commit data_hash config"
+    assert list(json.loads(path.read_text().splitlines()[0])) == fields.split()
+
+
+def test_a_run_counts_once(tmp_path):
+    line, details = made_up()
+    ledger.append(tmp_path / "runs.jsonl", [line], [details])
+    with pytest.raises(UserError, match="already holds mini-imagenet-5way-1shot/fwcnn-hebb"):
+        ledger.append(tmp_path / "runs.jsonl", [line], [details])
+
+
+def test_counts_survive_packing():
+    counts = np.array([0, 1, 200, 65535])
+    assert ledger.unpack(ledger.pack(counts)).tolist() == counts.tolist()
+    with pytest.raises(ValueError):
+        ledger.unpack("bm90IGRlZmxhdGVk")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"test_accuracy": 101.0}, "no percentage"),
+        ({"test_accuracy": float("nan")}, "'test_accuracy'"),
+        ({"test_accuracy": "50"}, "'test_accuracy'"),
+        ({"seed": True}, "'seed'"),
+        ({"learner": "nobody"}, "'learner'"),
+        ({"recipe": "worst"}, "'recipe'"),
+        ({"variant": "odd"}, "'variant'"),
+        ({"experiment": "cifar"}, "no experiment"),
+        ({"experiment": "ptb-5way-1shot", "protocol": "standard"}, "'experiment'"),
+        ({"experiment": "ptb-5way-1shot-all"}, "'protocol'"),
+        ({"protocol": "pooled"}, "'protocol'"),
+        ({"config": []}, "'config'"),
+        ({"commit": ""}, "'commit' is empty"),
+        ({"test_tasks": 1}, "'test_tasks'"),
+        ({"train_seconds": -1.0}, "'train_seconds' is negative"),
+        ({"extra": 1}, "'extra' is not known"),
+    ],
+)
+def test_broken_lines_are_named(tmp_path, change, complaint):
+    line, _ = made_up()
+    path = write(tmp_path / "runs.jsonl", as_json(line), {**as_json(line), "seed": 1, **change})
+    with pytest.raises(UserError, match=rf"line 2: .*{complaint}"):
+        ledger.read(path)
+
+
+def test_lines_that_are_no_json_or_lack_a_field_are_named(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text("{\n")
+    with pytest.raises(UserError, match="line 1"):
+        ledger.read(path)
+    line, _ = made_up()
+    values = as_json(line)
+    del values["commit"]
+    with pytest.raises(UserError, match="'commit' is missing"):
+        ledger.read(write(path, values))
+    with pytest.raises(UserError, match="no JSON object"):
+        ledger.read(write(path, [1]))
+    with pytest.raises(UserError, match="a second time"):
+        ledger.read(write(path, as_json(line), as_json(line)))
+
+
+def test_merging_takes_in_new_lines_with_their_details(tmp_path):
+    here, there = tmp_path / "here.jsonl", tmp_path / "there" / "runs.jsonl"
+    old, new = made_up(), made_up(seed=1)
+    ledger.append(here, [old[0]], [old[1]])
+    ledger.append(there, [old[0], new[0]], [old[1], new[1]])
+    assert ledger.merge(here, there) == ledger.Merged(1, 1, ())
+    assert ledger.merge(here, there) == ledger.Merged(0, 2, ())
+    assert ledger.read(here) == [old[0], new[0]]
+    assert set(ledger.read_details(here)) == {old[0].key, new[0].key}
+
+
+def test_merging_keeps_the_first_of_two_numbers_and_says_so(tmp_path):
+    here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    first, second = made_up(), made_up(right=(5, 5, 5, 5))
+    ledger.append(here, [first[0]], [first[1]])
+    ledger.append(there, [second[0]], [second[1]])
+    assert ledger.merge(here, there).refused == (first[0].name,)
+    assert ledger.read(here) == [first[0]]
+
+
+def test_a_broken_file_is_not_merged_at_all(tmp_path):
+    here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    line, _ = made_up()
+    write(there, as_json(line), {"seed": 1})
+    with pytest.raises(UserError):
+        ledger.merge(here, there)
+    assert not here.exists()
+    with pytest.raises(UserError, match="does not exist"):
+        ledger.merge(here, tmp_path / "nowhere.jsonl")

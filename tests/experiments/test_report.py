@@ -1,0 +1,188 @@
+"""The report: its numbers are the ledger's, an edited one is noticed, and differences are paired by task."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fastweights import checkpoint, cli
+from fastweights.episodes import EpisodeSampler
+from fastweights.errors import UserError
+from fastweights.experiments import figures, ledger, report
+from fastweights.experiments.compare import Measured, by_group, compare, compare_with_centroid, paired
+from fastweights.experiments.pages import Grid, Heading, Text, from_markdown, to_html, to_markdown
+from fastweights.learners import build_learner
+from fastweights.settings import LearnerSettings, TrainSettings
+
+from .conftest import made_up
+
+
+def write_ledger(folder, *records):
+    path = folder / "runs.jsonl"
+    ledger.append(path, [line for line, _ in records], [details for _, details in records])
+    return path
+
+
+def test_a_paired_difference_by_hand():
+    first, second = np.array([1.0, 0.8, 0.6, 0.8]), np.array([0.8, 0.8, 0.2, 0.6])
+    found = paired([first], [second])  # differences 0.2, 0, 0.4, 0.2: mean 0.2, variance 0.08 / 3
+    assert found.mean == pytest.approx(20.0)
+    assert found.ci95 == pytest.approx(100 * 1.96 * math.sqrt(0.08 / 3) / 2)
+    assert (found.tasks, found.seeds) == (4, 1)
+
+
+def test_seeds_are_averaged_within_each_task_and_common_tasks_are_taken():
+    first = [np.array([1.0, 0.0]), np.array([0.0, 0.0, 1.0])]
+    second = [np.array([0.0, 0.0, 0.0])] * 2
+    found = paired(first, second)
+    assert (found.mean, found.tasks, found.seeds) == (25.0, 2, 2)
+
+
+def test_only_the_same_seeds_and_data_are_compared():
+    hebb, other = made_up(), made_up(right=(2, 4, 5, 1), learner="fwcnn-gradient")
+    details = {hebb[0].key: hebb[1], other[0].key: other[1]}
+    assert compare(Measured((hebb[0],)), Measured((other[0],)), details).mean == pytest.approx(10.0)
+    elsewhere = made_up(seed=1, learner="fwcnn-gradient")
+    assert compare(Measured((hebb[0],)), Measured((elsewhere[0],)), details) is None
+    assert compare(Measured((hebb[0],)), Measured((other[0],)), {}) is None
+    assert compare_with_centroid(Measured((hebb[0],)), details).mean == pytest.approx(10.0)
+
+
+def test_one_seed_shows_the_interval_of_its_tasks_and_several_their_deviation():
+    first, second = made_up()[0], made_up(right=(5, 5, 5, 5), seed=1)[0]
+    assert Measured((first,)).text == "70.00 ± 1.00 (1 seed, 95 % CI of tasks)"
+    [both] = by_group([first, second]).values()
+    assert both.text == "85.00 ± 21.21 (2 seeds, sd)"
+    assert both.command == "fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb --recipe best --seeds 2"
+
+
+def test_an_empty_ledger_still_gives_a_report(tmp_path):
+    readme, page = report.write(tmp_path / "runs.jsonl")
+    text = readme.read_text()
+    assert "50.21 ± 0.37<br>not yet run" in text
+    assert "72.8" in text
+    assert "0 of 28 reached" in text
+    assert "<svg" not in page.read_text()
+    report.check(tmp_path / "runs.jsonl")
+
+
+def test_numbers_come_from_the_ledger(tmp_path):
+    records = [
+        made_up(),
+        made_up(right=(1, 2, 2, 2), learner="fwcnn-gradient"),
+        made_up(right=(4, 4, 5, 1), variant="truncated"),
+        made_up(variant="no-pretraining"),
+        made_up(recipe="paper"),
+        made_up(experiment="ptb-5way-1shot-all", protocol="standard", learner="lstm-fwmlp-hebb"),
+        made_up(experiment="ptb-5way-1shot-all", protocol="pooled", learner="lstm-fwmlp-hebb", right=(1, 1, 1, 2)),
+    ]
+    path = write_ledger(tmp_path, *records)
+    (tmp_path / "notes.md").write_text("### Why not\n\nBecause of `this`.\n")
+    readme, page = report.write(path)
+    text = readme.read_text()
+    assert "| mini-imagenet 5-way 1-shot | 50.21 | 70.00 ± 1.00 (1 seed, 95 % CI of tasks) | reached |" in text
+    assert "missed by 12.68" in text  # the gradient's 35.00 against 47.68
+    assert "`fwcnn-gradient` - `fwcnn-hebb` | -35.00" in text
+    assert "`fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb/truncated --recipe best --seeds 1`" in text
+    assert "What each departure" in text
+    assert "### Why not" in text
+    pooled = "25.00 ± 1.00 (1 seed, 95 % CI of tasks)<br>`fastweights reproduce ptb-5way-1shot-all/lstm-fwmlp-hebb"
+    assert f"{pooled} --recipe best --protocol pooled --seeds 1`" in text
+    assert "Run before its recipe became what it is now" in text
+    html = page.read_text()
+    assert html.count('src="data:image/svg+xml;base64,') == 2  # bars and curves
+    assert "http" not in html.split("</style>")[1]
+    report.check(path)
+    assert report.write(path)[1].read_text() == html
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("70.00 ± 1.00", "71.00 ± 1.00", 1),
+        lambda text: text + "| one more |\n",
+        lambda text: text.rsplit("\n", 5)[0],
+    ],
+)
+def test_a_hand_edited_report_is_noticed(tmp_path, edit):
+    path = write_ledger(tmp_path, made_up())
+    readme, _ = report.write(path)
+    readme.write_text(edit(readme.read_text()))
+    with pytest.raises(UserError, match=r"disagree, first in line \d+"):
+        report.check(path)
+
+
+def test_a_report_that_is_behind_the_ledger_is_noticed(tmp_path):
+    path = write_ledger(tmp_path, made_up())
+    with pytest.raises(UserError, match="does not exist"):
+        report.check(path)
+    report.write(path)
+    write_ledger(tmp_path, made_up(seed=1))
+    with pytest.raises(UserError, match="disagree"):
+        report.check(path)
+
+
+def test_pages():
+    blocks = [Heading("A & b"), Text("**x** `y`, *z* <w>"), Grid(("a",), (("1\n2 | 3",),))]
+    assert to_markdown(blocks) == "## A & b\n\n**x** `y`, *z* <w>\n\n| a |\n| --- |\n| 1<br>2 \\| 3 |\n"
+    html = to_html(blocks, "t")
+    assert "<h2>A &amp; b</h2>" in html
+    assert "<b>x</b> <code>y</code>, <em>z</em> &lt;w&gt;" in html
+    assert "<td>1<br>2 | 3</td>" in html
+    assert from_markdown("# T\n\none\ntwo\n\n") == [Heading("T", 1), Text("one\ntwo")]
+
+
+@pytest.mark.parametrize("placement", ["fc", "softmax"])
+def test_a_task_is_drawn_in_the_memory(dataset, placement):
+    learner = build_learner(LearnerSettings(item_shape=(8, 8, 1), filters=8, placement=placement)).eval()
+    episode = EpisodeSampler(dataset.splits["test"], 5, 1, 3).draw(1, torch.Generator().manual_seed(0))
+    assert figures.task_pca(learner, episode) == figures.task_pca(learner, episode)
+    rival = build_learner(LearnerSettings(system="prototypical", item_shape=(8, 8, 1), filters=8)).eval()
+    with pytest.raises(UserError, match="--model"):
+        figures.task_pca(rival, episode)
+
+
+def call(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["fastweights", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+def test_on_the_command_line(tmp_path, monkeypatch, capsys, dataset):
+    monkeypatch.chdir(tmp_path)
+    settings = LearnerSettings(item_shape=(8, 8, 1), filters=8)
+    weights = build_learner(settings).state_dict()
+    checkpoint.save(tmp_path / "model.safetensors", {"best": weights}, settings, TrainSettings(queries=3), {})
+    monkeypatch.setattr("fastweights.data.load", lambda *arguments: dataset)
+    assert call(monkeypatch, "report", "--model", "model.safetensors") == 0
+    assert (tmp_path / "results" / "task-pca.svg").exists()
+    assert "One task in the memory" in (tmp_path / "results" / "README.md").read_text()
+    assert call(monkeypatch, "report", "--check") == 0
+    write_ledger(tmp_path / "results", made_up())
+    assert call(monkeypatch, "report", "--check") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_retired_lines_leave_the_tables_but_stay_on_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = write_ledger(tmp_path / "results", made_up(), made_up(seed=1), made_up(recipe="paper"))
+    assert call(monkeypatch, "results", "retire", "mini-imagenet-5way-1shot/fwcnn-hebb") == 0
+    assert [line.recipe for line in ledger.read(path)] == ["paper"]
+    assert len(ledger.read_details(path)) == 1
+    elsewhere = write_ledger(tmp_path / "elsewhere", made_up(), made_up(seed=2))
+    assert ledger.merge(path, elsewhere) == ledger.Merged(1, 1, ())
+    assert [line.seed for line in ledger.read(ledger.retired_path(path))] == [0, 1]
+    assert call(monkeypatch, "results", "retire", "omniglot-5way-1shot/fwcnn-hebb") == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_run_by_the_present_recipe_follows_it(small_benchmarks):
+    line, _ = made_up()
+    assert not ledger.follows_recipe(line)
+    training = {"steps": 12, "tasks_per_step": 2, "validate_every": 8, "validation_tasks": 10, "log_every": 2}
+    line.config["training"] |= {**training, "queries": 3, "test_tasks": 20}
+    line.config["learner"] |= {"width": 16, "filters": 8}
+    assert ledger.follows_recipe(line)
