@@ -133,11 +133,28 @@ def test_a_file_that_is_no_model_is_refused(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", ["", "train", "evaluate", "episodes", "demo", "models", "bench", "data", "data get"]
+    "command",
+    [
+        "",
+        "train",
+        "evaluate",
+        "episodes",
+        "demo",
+        "models",
+        "bench",
+        "data",
+        "data get",
+        "reproduce",
+        "report",
+        "results merge",
+    ],
 )
 def test_help_reads_well(monkeypatch, capsys, command):
     assert call(monkeypatch, *command.split(), "--help") == 0
-    assert "Usage" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Usage" in said
+    if command == "train":
+        assert "default: 15" in said  # not swallowed as markup
 
 
 def test_models_are_listed(monkeypatch, capsys):

@@ -125,6 +125,15 @@ def test_pretraining_teaches_the_encoder_to_tell_classes_apart(dataset, learner_
     assert torch.equal(resumed.learner.encoder.convolutions[0].weight, training.learner.encoder.convolutions[0].weight)
 
 
+def test_interrupted_pretraining_begins_anew(dataset, learner_settings, train_settings, tmp_path):
+    settings = replace(train_settings, steps=3, pretrain_steps=10, pretrain_batch=16)
+    whole, _, _ = train(learner_settings, settings, dataset)
+    interrupted = Training(learner_settings, settings, dataset, folder=tmp_path).run(deadline=time.monotonic())
+    assert interrupted.counters.step == 0
+    assert not interrupted.counters.pretrained
+    assert torch.equal(resume(tmp_path, dataset).run().test.per_task, whole.test.per_task)
+
+
 def test_the_average_follows_the_weights():
     module = torch.nn.BatchNorm1d(2)
     average = WeightAverage(module, decay=0.9)

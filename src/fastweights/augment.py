@@ -4,6 +4,7 @@ All geometry (flip, crop, resized crop, affine) becomes one matrix per image and
 image is resampled once whatever is asked for.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -98,11 +99,17 @@ def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
     return resample(flat, maps, colours).view(images.shape)
 
 
+@functools.cache
+def _brightness_weights(channels: int, device: torch.device) -> Tensor:
+    """Kept on the device: copying them there within a step could not be captured as a CUDA graph."""
+    return torch.tensor(GREY if channels == 3 else [1 / channels] * channels, device=device)
+
+
 def _jitter(images: Tensor) -> Tensor:
     """(B, C, C + 1): a pixel's new colour as a linear function of the old one."""
     count, channels, device = len(images), images.shape[-1], images.device
     brightness, contrast, saturation = (_uniform(count, 0.6, 1.4, device).view(-1, 1, 1) for _ in range(3))
-    weights = torch.tensor(GREY if channels == 3 else [1 / channels] * channels, device=device)
+    weights = _brightness_weights(channels, device)
     grey = weights.expand(channels, channels)
     identity = torch.eye(channels, device=device)
     mean = (images.flatten(1, 2).float().mean(1) @ weights).view(-1, 1, 1)

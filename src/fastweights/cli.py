@@ -43,7 +43,7 @@ console = Console()
 DatasetOption = Annotated[str, typer.Option(help="Name of the dataset, or a folder with a subfolder per class.")]
 VariantOption = Annotated[str, typer.Option(help="Which split or protocol, where the dataset has several.")]
 RootOption = Annotated[
-    Path | None, typer.Option(help="Where datasets lie. [default: $FASTWEIGHTS_DATA or the user's cache]")
+    Path | None, typer.Option(help="Where datasets lie. (default: $FASTWEIGHTS_DATA or the user's cache)")
 ]
 PrecisionOption = Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU that has it.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto: a GPU if there is one.")]
@@ -61,28 +61,28 @@ def train(
     placement: Annotated[
         str | None, typer.Option(help="Where the fast weights are: fc, fc-fast-only, truncated, softmax, ...")
     ] = None,
-    way: Annotated[int | None, typer.Option(help="Classes in a task. [default: 5]")] = None,
-    shot: Annotated[int | None, typer.Option(help="Examples of each class to learn from. [default: 1]")] = None,
-    queries: Annotated[int | None, typer.Option(help="Questions per class. [default: 15; 1 for text]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates of the slow weights. [default: 2000]")] = None,
+    way: Annotated[int | None, typer.Option(help="Classes in a task. (default: 5)")] = None,
+    shot: Annotated[int | None, typer.Option(help="Examples of each class to learn from. (default: 1)")] = None,
+    queries: Annotated[int | None, typer.Option(help="Questions per class. (default: 15; 1 for text)")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of the slow weights. (default: 2000)")] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this long, whatever the steps.")] = None,
-    tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. [default: 4]")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Adam's step size. [default: 0.001]")] = None,
-    schedule: Annotated[str | None, typer.Option(help="constant or cosine. [default: constant]")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Decoupled weight decay. [default: 0]")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="Of the training loss. [default: 0]")] = None,
+    tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. (default: 4)")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Adam's step size. (default: 0.001)")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant or cosine. (default: constant)")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Decoupled weight decay. (default: 0)")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Of the training loss. (default: 0)")] = None,
     validate_every: Annotated[
-        int | None, typer.Option(help="Training tasks between validations. [default: 400]")
+        int | None, typer.Option(help="Training tasks between validations. (default: 400)")
     ] = None,
-    validation_tasks: Annotated[int | None, typer.Option(help="Tasks in a validation. [default: 400]")] = None,
-    test_tasks: Annotated[int | None, typer.Option(help="Tasks of the test at the end. [default: 600]")] = None,
+    validation_tasks: Annotated[int | None, typer.Option(help="Tasks in a validation. (default: 400)")] = None,
+    test_tasks: Annotated[int | None, typer.Option(help="Tasks of the test at the end. (default: 600)")] = None,
     augment: Annotated[
-        str | None, typer.Option(help="Changes to training images, e.g. flip,crop,jitter. [default: none]")
+        str | None, typer.Option(help="Changes to training images, e.g. flip,crop,jitter. (default: none)")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seeds weights and training tasks. [default: 0]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seeds weights and training tasks. (default: 0)")] = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/DATASET-LEARNER-...]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. (default: runs/DATASET-LEARNER-...)")] = None,
     resume_run: Annotated[
         bool,
         typer.Option("--resume", help="Go on where the run in --out stopped; only --steps and --seconds may change."),
@@ -188,9 +188,9 @@ def evaluate(
     variant: VariantOption = "",
     data_root: RootOption = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    way: Annotated[int | None, typer.Option(help="Classes in a task. [default: as trained]")] = None,
-    shot: Annotated[int | None, typer.Option(help="Examples of each class. [default: as trained]")] = None,
-    queries: Annotated[int | None, typer.Option(help="Questions per class. [default: as trained]")] = None,
+    way: Annotated[int | None, typer.Option(help="Classes in a task. (default: as trained)")] = None,
+    shot: Annotated[int | None, typer.Option(help="Examples of each class. (default: as trained)")] = None,
+    queries: Annotated[int | None, typer.Option(help="Questions per class. (default: as trained)")] = None,
     tasks: Annotated[int, typer.Option(help="Tasks to answer.")] = 600,
     seed: Annotated[int, typer.Option(help="Which list of tasks.")] = 0,
     device: DeviceOption = "auto",
@@ -227,8 +227,8 @@ def episodes(
     variant: VariantOption = "",
     data_root: RootOption = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    way: Annotated[int | None, typer.Option(help="Classes in a task. [default: as trained]")] = None,
-    shot: Annotated[int | None, typer.Option(help="Examples of each class. [default: as trained]")] = None,
+    way: Annotated[int | None, typer.Option(help="Classes in a task. (default: as trained)")] = None,
+    shot: Annotated[int | None, typer.Option(help="Examples of each class. (default: as trained)")] = None,
     queries: Annotated[int, typer.Option(help="Questions per class.")] = 3,
     tasks: Annotated[int, typer.Option(help="Tasks to draw.")] = 1,
     seed: Annotated[int, typer.Option(help="Which tasks.")] = 0,
@@ -275,7 +275,7 @@ def models() -> None:
 
 @app.command()
 def bench(
-    learners: Annotated[list[str] | None, typer.Argument(help="Presets. [default: fwcnn-hebb]")] = None,
+    learners: Annotated[list[str] | None, typer.Argument(help="Presets. (default: fwcnn-hebb)")] = None,
     shape: Annotated[str, typer.Option(help="Whose items: mini-imagenet, omniglot, strokes or ptb.")] = "mini-imagenet",
     way: Annotated[int, typer.Option(help="Classes in a task.")] = 5,
     shot: Annotated[int, typer.Option(help="Examples of each class.")] = 1,

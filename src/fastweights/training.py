@@ -153,6 +153,7 @@ class Training:
     def _pretrain(self) -> None:
         """Train the encoder as a classifier of all training classes. Interrupted, it begins anew the next time."""
         s, started = self.settings, time.monotonic()
+        untrained = _copy(self.learner.state_dict())
         torch.manual_seed(seed_of(f"seed {s.seed} pretraining"))
         objective = ClassifierObjective(self.learner, self.items["train"], s)
         step = TrainStep(
@@ -172,6 +173,7 @@ class Training:
                 done = (i + 1) / s.pretrain_steps
                 self._write("pretrain", pretrain_step=i + 1, loss=loss, accuracy=accuracy, done=done)
                 if self._stop:
+                    self.learner.load_state_dict(untrained)
                     return
         if self.average is not None:
             self.average.restart()

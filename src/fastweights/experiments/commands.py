@@ -28,11 +28,11 @@ def reproduce(
         typer.Argument(
             metavar="[TABLE|CELL]...",
             help="omniglot, mini-imagenet, ptb, ablation; an experiment, ptb-5way-1shot; or a cell, "
-            "mini-imagenet-5way-1shot/fwcnn-hebb[/truncated]. [default: everything]",
+            "mini-imagenet-5way-1shot/fwcnn-hebb, with /truncated, say, behind it. (default: everything)",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds of each cell, from 0 on.")] = 5,
-    budget: Annotated[str, typer.Option(help="Time to spend: 90s, 9m, 2h. [default: no end]")] = "",
+    budget: Annotated[str, typer.Option(help="Time to spend: 90s, 9m, 2h. (default: no end)")] = "",
     recipe: Annotated[str, typer.Option(help="Only this one: best or paper.")] = "",
     learner: Annotated[str, typer.Option(help="Only this model.")] = "",
     protocol: Annotated[str, typer.Option(help="Only this division of the text: standard or pooled.")] = "",
@@ -40,7 +40,7 @@ def reproduce(
     data_root: RootOption = None,
     ledger: LedgerOption = LEDGER,
     runs: Annotated[Path, typer.Option(help="Folder of checkpoints and logs.")] = Path("runs/reproduce"),
-    commit: Annotated[str, typer.Option(help="Commit of this code. [default: as git says]")] = "",
+    commit: Annotated[str, typer.Option(help="Commit of this code. (default: as git says)")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, ... or auto.")] = "auto",
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "auto",
 ) -> None:
@@ -111,7 +111,7 @@ def merge(
 
 @results_app.command("retire")
 def retire(
-    cell: Annotated[str, typer.Argument(help="mini-imagenet-5way-1shot/fwcnn-hebb[/truncated]")],
+    cell: Annotated[str, typer.Argument(help="For example mini-imagenet-5way-1shot/fwcnn-hebb/truncated.")],
     recipe: Annotated[str, typer.Option(help="Only runs by this recipe.")] = "best",
     ledger: LedgerOption = LEDGER,
 ) -> None:

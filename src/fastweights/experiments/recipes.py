@@ -38,7 +38,7 @@ TASKS: dict[str, Changes] = {
 """What both recipes are asked."""
 
 PAPER: dict[str, Changes] = {
-    "*": Changes({"learning_rate": 1e-3, "schedule": "constant", "tasks_per_step": 4}),
+    "*": Changes({"learning_rate": 1e-3, "schedule": "constant", "tasks_per_step": 4, "log_every": 100}),
     "omniglot-*": Changes({"steps": 75_000, "validate_every": 6_000, "validation_tasks": 400}),
     "mini-imagenet-*": Changes({"steps": 50_000, "validate_every": 400, "validation_tasks": 400}),
     "mini-imagenet-*/fwresnet-*": Changes({"steps": 25_000}),
@@ -70,7 +70,15 @@ OPEN_CHOICES: tuple[tuple[str, str, str], ...] = (
 """What the text leaves open, what `paper` does, and why. Frozen: a change is a new recipe."""
 
 BEST: dict[str, Changes] = {
-    "*": Changes({"learning_rate": 2e-3, "schedule": "cosine", "tasks_per_step": 64, "validation_tasks": 1_000}),
+    "*": Changes(
+        {
+            "learning_rate": 2e-3,
+            "schedule": "cosine",
+            "tasks_per_step": 64,
+            "validation_tasks": 1_000,
+            "log_every": 100,
+        }
+    ),
     "omniglot-*": Changes(
         {
             "augment": ("affine",),
