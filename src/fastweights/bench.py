@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ from fastweights.settings import TrainSettings
 from fastweights.steps import MetaObjective, Rate, TrainStep, score
 from fastweights.training import accelerated
 
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+"""Scripts that time other libraries on a job; in a checkout of the repository only."""
 MEASURED = ("train", "inference", "describe", "predict")
 
 
@@ -260,6 +264,26 @@ def _time(work: Callable[[], Any], device: torch.device, count: int) -> float:
     after.record()
     after.synchronize()
     return before.elapsed_time(after) / count
+
+
+def time_peers(job: Job, device: torch.device, runs: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Lines of other libraries on the same job, each in a process of its own; `say` is told why one is missing."""
+    scripts = sorted(PEERS.glob("*_*.py"))
+    if not scripts:
+        raise UserError(f"--peers needs a checkout of the repository: there is no {PEERS}.")
+    job_options = {"shape": job.dataset, "way": job.way, "shot": job.shot, "queries": job.queries, "runs": runs}
+    options = [f"--{name}={value}" for name, value in {**job_options, "device": device}.items()]
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    lines = []
+    for script in scripts:
+        command = [sys.executable, str(script), *options]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode == 0:
+            lines.append(json.loads(done.stdout.splitlines()[-1]))
+        else:
+            say((done.stderr.strip() or f"{script.name} failed without a word.").splitlines()[-1])
+    return lines
 
 
 def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
