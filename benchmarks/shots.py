@@ -111,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = find_device(options.device)
     precision = choose_precision(options.precision, device)
+    measure(LEARNERS[0], 1, device, precision, 1, 10 * options.seconds)  # wakes the machine up
     lines = []
     for name in LEARNERS:
         for shot in (n for n in SHOTS if n <= options.most):

@@ -132,3 +132,18 @@ def test_planar_images_are_the_same_images():
     planar = load("cpu.py")["planar"](images)
     assert planar.permute(0, 3, 1, 2).is_contiguous()
     assert F.mse_loss(planar, images / 255) == 0
+
+
+def test_the_tables_in_the_readme_are_those_of_the_record():
+    script = load("table.py")
+    readme = (BENCHMARKS / "README.md").read_text()
+    made = script["tables"](bench.read(script["RECORD"]))
+    assert readme == script["with_tables"](readme, made), "run: python benchmarks/table.py --write"
+
+
+def test_of_two_measurements_of_the_same_the_later_is_shown():
+    line = bench.read(BENCHMARKS.parent / "results" / "bench.jsonl")[0]
+    again = {**line, "train_tasks_per_second": 123456.0}
+    made = load("table.py")["tables"]([line, again])
+    assert "123,456" in made
+    assert f"{line['train_tasks_per_second']:,.0f}" not in made
