@@ -72,10 +72,11 @@ def test_a_learner_without_keys_has_no_such_time():
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits_a_narrow_terminal_and_reads_old_lines(line, width):
     old = {name: value for name, value in line.items() if not name.startswith("memory")}
-    peer = {**line, "learner": "a library with a long name 1.2.3"}
+    peer = {**line, "learner": "a library with a long name 1.2.3", "precision": "bfloat16"}
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(bench.table([line, old, peer]))
     text = console.export_text()
     assert all(len(row) <= width for row in text.splitlines())
     assert "…" not in text
+    assert text.count("bfloat16") == 1  # said where it is not the title's
     assert f"{line['train_tasks_per_second']:,.0f}" in text

@@ -307,8 +307,13 @@ def table(lines: Sequence[dict[str, Any]]) -> Table:
     for heading in ("at\nonce", "train", "infer", "describe", "predict", "memory", "±", "train\n/s", "infer\n/s"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
-        shown.add_row(line["learner"], *cells(line))
+        shown.add_row(_label(line, first), *cells(line))
     return shown
+
+
+def _label(line: dict[str, Any], first: dict[str, Any]) -> str:
+    """A learner's name, with its number format where that is not the title's."""
+    return line["learner"] + ("" if line["precision"] == first["precision"] else f", {line['precision']}")
 
 
 def cells(line: dict[str, Any]) -> list[str]:
@@ -333,7 +338,7 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """The paper's timing figure: ms per task on a log scale, training left, inference (both phases) right."""
     figure = Figure(figsize=(9, 1.5 + 0.4 * len(lines)), layout="constrained")
     FigureCanvasAgg(figure)
-    names = [line["learner"] for line in lines]
+    names = [_label(line, lines[0]) for line in lines]
     for axes, what in zip(figure.subplots(1, 2, sharey=True), ("train", "inference"), strict=True):
         medians = [statistics.median(line[f"{what}_ms"]) for line in lines]
         spread = [
