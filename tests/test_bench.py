@@ -1,10 +1,12 @@
 """Timing: every phase is measured, the record grows by whole lines, and the figure is drawn."""
 
+import io
 import json
 
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from fastweights import bench
 from fastweights.errors import UserError
@@ -51,3 +53,30 @@ def test_time_runs_measures_what_is_done():
 def test_unknown_shapes_are_refused():
     with pytest.raises(UserError, match="mini-imagenet"):
         bench.measure("fwcnn-hebb", bench.Job("cats"), torch.device("cpu"), "float32")
+
+
+def test_the_memory_is_timed_apart(line):
+    assert len(line["memory_ms"]) == 2
+    share = sum(line["memory_ms"]) / sum(line["train_ms"])
+    assert 0 < line["memory_share"] < 1
+    assert line["memory_share"] == pytest.approx(share, abs=1e-3)
+
+
+def test_a_learner_without_keys_has_no_such_time():
+    changes = {"filters": 8, "layers": 2, "inner_steps": 1}
+    line = bench.measure("maml-cnn", JOB, torch.device("cpu"), "float32", runs=1, **changes)
+    assert line["memory_ms"] is line["memory_share"] is None
+    assert "-" in bench.cells(line)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_a_narrow_terminal_and_reads_old_lines(line, width):
+    old = {name: value for name, value in line.items() if not name.startswith("memory")}
+    peer = {**line, "learner": "a library with a long name 1.2.3", "precision": "bfloat16"}
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(bench.table([line, old, peer]))
+    text = console.export_text()
+    assert all(len(row) <= width for row in text.splitlines())
+    assert "…" not in text
+    assert text.count("bfloat16") == 1  # said where it is not the title's
+    assert f"{line['train_tasks_per_second']:,.0f}" in text

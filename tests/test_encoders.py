@@ -180,3 +180,24 @@ def test_in_eval_mode_a_key_does_not_depend_on_its_neighbours(name: str) -> None
     encoder(batch)
     encoder.eval()
     torch.testing.assert_close(encoder(batch[2:3]), encoder(batch)[2:3])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_batch_norm_folded_into_the_filters_changes_no_value(bias):
+    """In eval mode without gradients the CNN folds batch norm; with gradients it computes it step by step."""
+    torch.manual_seed(0)
+    network = CNN((28, 28, 1), filters=16, batch_norm=4, bias=bias)
+    images = torch.randint(0, 256, (6, 28, 28, 1), dtype=torch.uint8)
+    with torch.no_grad():
+        for norm in network.norms:
+            norm.weight.uniform_(-1.5, 1.5)  # a negative gain turns maxima into minima
+            norm.bias.normal_()
+        for _ in range(3):
+            network(images)  # moves the running statistics
+    network.eval()
+    with torch.no_grad():
+        folded = network(images)
+    plain = network(images)
+    assert plain.requires_grad
+    assert not torch.equal(folded, plain)  # it did take another way
+    torch.testing.assert_close(folded, plain.detach(), rtol=1e-4, atol=1e-5)

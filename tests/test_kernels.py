@@ -106,3 +106,19 @@ def test_the_whole_network_and_its_running_statistics():
     fused.eval()
     with torch.no_grad():
         assert error(run(fused, images), plain(images)) < 2 * VALUES
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    monkeypatch.setattr(kernels, "WINDOWS", {"first_forward", "conv_pool"})
+
+
+@pytest.mark.usefixtures("windows")
+@pytest.mark.parametrize(("height", "width", "channels"), [(7, 6, 3), (5, 5, 1)])
+def test_first_layer_by_windows(height, width, channels):
+    test_first_layer(height, width, channels)
+
+
+@pytest.mark.usefixtures("windows")
+def test_the_whole_network_by_windows():
+    test_the_whole_network_and_its_running_statistics()

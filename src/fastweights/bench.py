@@ -5,9 +5,13 @@ events around replays of a CUDA graph; several runs in a row give the spread.
 """
 
 import json
+import os
+import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from typing import Any
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from rich import box
 from rich.table import Table
 
 from fastweights.data.items import Items, TextItems
@@ -22,12 +27,15 @@ from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
 from fastweights.files import replacing
 from fastweights.learners import Learner, build_learner
+from fastweights.learners.base import KeyLearner
 from fastweights.precision import autocast
 from fastweights.presets import preset
 from fastweights.settings import TrainSettings
-from fastweights.steps import MetaObjective, Rate, TrainStep
+from fastweights.steps import MetaObjective, Rate, TrainStep, score
 from fastweights.training import accelerated
 
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+"""Scripts that time other libraries on a job; in a checkout of the repository only."""
 MEASURED = ("train", "inference", "describe", "predict")
 
 
@@ -94,17 +102,33 @@ def measure(
     sampler = EpisodeSampler(items, job.way, job.shot, job.queries)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    times = _time_training(learner, sampler, job, precision, device, runs) | _time_phases(
-        learner, sampler, job, precision, device, runs
-    )
+    times = _time_training(learner, sampler, job, precision, device, runs)
+    if isinstance(learner, KeyLearner):
+        times |= _time_memory(learner, job, device, runs)
+    times |= _time_phases(learner, sampler, job, precision, device, runs)
+    return record(learner_name, job, times, device, precision, changes)
+
+
+def record(
+    learner_name: str,
+    job: Job,
+    times: Mapping[str, Sequence[float]],
+    device: torch.device,
+    precision: str,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A line for the record: ms per task of everything `MEASURED`, and perhaps of the memory alone."""
+    memory, train = times.get("memory"), statistics.median(times["train"])
     peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
     return {
         "job": job.name,
         "learner": learner_name,
-        "changes": changes,
+        "changes": changes or {},
         "tasks_at_once": job.tasks,
-        **{f"{name}_ms": [round(ms, 6) for ms in times[name]] for name in MEASURED},
-        "train_tasks_per_second": round(1000 / statistics.median(times["train"]), 1),
+        **{f"{name}_ms": _rounded(times[name]) for name in MEASURED},
+        "memory_ms": memory and _rounded(memory),
+        "memory_share": memory and round(statistics.median(memory) / train, 4),
+        "train_tasks_per_second": round(1000 / train, 1),
         "inference_tasks_per_second": round(1000 / statistics.median(times["inference"]), 1),
         "peak_memory_mib": peak and round(peak, 1),
         "precision": precision,
@@ -113,10 +137,14 @@ def measure(
     }
 
 
+def _rounded(times: Sequence[float]) -> list[float]:
+    return [round(ms, 6) for ms in times]
+
+
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
 def _time_training(
@@ -143,6 +171,29 @@ def _time_training(
     times = [ms / job.tasks for ms in time_runs(once, device, runs)]
     step.metrics()
     return {"train": times}
+
+
+def _time_memory(learner: KeyLearner, job: Job, device: torch.device, runs: int) -> dict[str, list[float]]:
+    """Writing and reading the fast weights, and the loss: a training step without its encoder and its optimiser.
+
+    Forward and backward, from ready-made keys to the gradients at the keys and at the weights behind them. An upper
+    bound, as the slow path beside the fast one is in it.
+    """
+    learner.train()
+    support, width = job.way * job.shot, int(learner.encoder.width)  # type: ignore[arg-type]
+    keys = torch.randn(job.tasks, support, width, device=device, requires_grad=True)
+    queries = torch.randn(job.tasks, job.way * job.queries, width, device=device, requires_grad=True)
+    classes = torch.arange(job.way, device=device)
+    labels, questions = (classes.repeat_interleave(n).expand(job.tasks, -1) for n in (job.shot, job.queries))
+    slow = set(learner.encoder.parameters())
+    inputs = [keys, queries, *(p for p in learner.parameters() if p not in slow)]
+
+    def once() -> Any:
+        logits = learner.answer(learner.bind(keys, labels, job.way), queries)
+        loss, right = score(logits.flatten(0, 1), questions.flatten(), 0.0)
+        return torch.autograd.grad(loss, inputs, allow_unused=True), right
+
+    return {"memory": [ms / job.tasks for ms in time_runs(captured(once, device), device, runs)]}
 
 
 def _time_phases(
@@ -215,6 +266,26 @@ def _time(work: Callable[[], Any], device: torch.device, count: int) -> float:
     return before.elapsed_time(after) / count
 
 
+def time_peers(job: Job, device: torch.device, runs: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Lines of other libraries on the same job, each in a process of its own; `say` is told why one is missing."""
+    scripts = sorted(PEERS.glob("*_*.py"))
+    if not scripts:
+        raise UserError(f"--peers needs a checkout of the repository: there is no {PEERS}.")
+    job_options = {"shape": job.dataset, "way": job.way, "shot": job.shot, "queries": job.queries, "runs": runs}
+    options = [f"--{name}={value}" for name, value in {**job_options, "device": device}.items()]
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    lines = []
+    for script in scripts:
+        command = [sys.executable, str(script), *options]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode == 0:
+            lines.append(json.loads(done.stdout.splitlines()[-1]))
+        else:
+            say((done.stderr.strip() or f"{script.name} failed without a word.").splitlines()[-1])
+    return lines
+
+
 def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Add lines to a JSONL record, whole or not at all."""
     former = path.read_text() if path.exists() else ""
@@ -222,24 +293,52 @@ def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
         draft.write_text(former + "".join(json.dumps(line) + "\n" for line in lines))
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a record."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def table(lines: Sequence[dict[str, Any]]) -> Table:
-    """The lines as people read them: the median of the runs, and half their range."""
+    """The lines as people read them: medians of the runs, and the largest of their spreads. Fits 80 columns."""
     first = lines[0]
-    title = f"{first['job']}, {first['tasks_at_once']} at once, {first['precision']}, {first['device']}"
-    shown = Table("learner", *(f"{name} ms/task" for name in MEASURED), "train /s", "inference /s", title=title)
+    title = f"{first['job']}, {first['precision']}, {first['device']}; times in ms per task"
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE, padding=0, pad_edge=False, collapse_padding=True)
+    shown.add_column("learner", overflow="fold")
+    for heading in ("at\nonce", "train", "infer", "describe", "predict", "memory", "±", "train\n/s", "infer\n/s"):
+        shown.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
-        times = [line[f"{name}_ms"] for name in MEASURED]
-        cells = [f"{statistics.median(t):.4g} ± {(max(t) - min(t)) / 2:.1g}" for t in times]
-        rates = [f"{line[f'{name}_tasks_per_second']:,.0f}" for name in ("train", "inference")]
-        shown.add_row(line["learner"], *cells, *rates)
+        shown.add_row(_label(line, first), *cells(line))
     return shown
+
+
+def _label(line: dict[str, Any], first: dict[str, Any]) -> str:
+    """A learner's name, with its number format where that is not the title's."""
+    return line["learner"] + ("" if line["precision"] == first["precision"] else f", {line['precision']}")
+
+
+def cells(line: dict[str, Any]) -> list[str]:
+    """Of one line: tasks at once, medians, the memory's share of a training step, the largest spread, tasks/s."""
+    times = [line[f"{name}_ms"] for name in MEASURED]
+    share = line.get("memory_share")  # lines of old have none
+    return [
+        str(line["tasks_at_once"]),
+        *(f"{statistics.median(t):.3g}" for t in times),
+        "-" if share is None else f"{100 * share:.2g} %",
+        f"{100 * max(spread(t) for t in times):.1f} %",
+        *(f"{line[f'{name}_tasks_per_second']:,.0f}" for name in ("train", "inference")),
+    ]
+
+
+def spread(times: Sequence[float]) -> float:
+    """Half the range of the runs over their median."""
+    return (max(times) - min(times)) / 2 / statistics.median(times)
 
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """The paper's timing figure: ms per task on a log scale, training left, inference (both phases) right."""
     figure = Figure(figsize=(9, 1.5 + 0.4 * len(lines)), layout="constrained")
     FigureCanvasAgg(figure)
-    names = [line["learner"] for line in lines]
+    names = [_label(line, lines[0]) for line in lines]
     for axes, what in zip(figure.subplots(1, 2, sharey=True), ("train", "inference"), strict=True):
         medians = [statistics.median(line[f"{what}_ms"]) for line in lines]
         spread = [

@@ -287,6 +287,7 @@ def bench(
     precision: PrecisionOption = "auto",
     out: Annotated[Path, typer.Option(help="The record to append to.")] = Path("results/bench.jsonl"),
     figure: Annotated[Path | None, typer.Option(help="A PNG of the paper's timing figure.")] = None,
+    peers: Annotated[bool, typer.Option("--peers", help="Time easyfsl and learn2learn too, if installed.")] = False,
 ) -> None:
     """Time learners: training and inference in ms per task, description and prediction apart."""
     from fastweights import bench as benchmark  # deferred: matplotlib is slow to import
@@ -299,6 +300,11 @@ def bench(
             number_format = choose_precision(precision, where)
             lines.append(benchmark.measure(name, job, where, number_format, runs, **parse_overrides(change or [])))
         benchmark.append(out, lines[-1:])
+    if peers:
+        with console.status("timing other libraries"):
+            others = benchmark.time_peers(job, where, runs, lambda why: console.print(why, highlight=False))
+        benchmark.append(out, others)
+        lines += others
     console.print(benchmark.table(lines))
     console.print(f"Appended to {out}", highlight=False)
     if figure is not None:

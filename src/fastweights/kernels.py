@@ -36,8 +36,14 @@ LAUNCH = {
     "pool": (32, 4, 2),
     "pool_sums": (64, 4, 2),
     "pool_grad": (32, 4, 2),
+    "first_window": (128, 4, 2),
+    "conv_pool_window": (64, 4, 2),
 }
 """Pixels per block, warps and pipeline stages of each kernel: the fastest of those tried on an H200."""
+
+WINDOWS: set[str] = set()
+"""Of "first_forward" and "conv_pool": those that load a pooled pixel's 4x4 neighbourhood once, instead of the four 3x3
+patches that overlap in it. Half the loads or less, for up to twice the products; see benchmarks/windows.py."""
 
 
 @triton.jit
@@ -87,6 +93,39 @@ def _first_forward_kernel(
         inside = valid & (y < H) & (x < W)
         patch = _patches(images, n, y, x, inside, H, W, C, K).to(w.dtype)
         z = tl.dot(patch, w, input_precision="ieee") * a[None, :] + b[None, :]
+        better = inside[:, None] & (z > best)
+        best = tl.where(better, z, best)
+        won = tl.where(better, s, won)
+    best = tl.where(best > 0, best, SLOPE * best)
+    to = at[:, None].to(tl.int64) * F + f[None, :]
+    tl.store(out + to, best.to(out.dtype.element_ty), mask=valid[:, None])
+    if TRAIN:
+        tl.store(winner + to, won.to(tl.uint8), mask=valid[:, None])
+
+
+@triton.jit
+def _first_window_kernel(
+    images, weight, scale, shift, out, winner, pooled, H, W, HP, WP, SLOPE,
+    C: tl.constexpr, K: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, TRAIN: tl.constexpr,
+):  # fmt: skip
+    """`_first_forward_kernel` on rows of K >= 16 C bytes, the 4x4 neighbourhoods, with four matrices of filters."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = at < pooled
+    n, rest = (at // (HP * WP)).to(tl.int64), at % (HP * WP)
+    top, left = 2 * (rest // WP), 2 * (rest % WP)
+    k, f = tl.arange(0, K), tl.arange(0, F)
+    yy = top[:, None] + (k // (4 * C) - 1)[None, :]
+    xx = left[:, None] + ((k // C) % 4 - 1)[None, :]
+    there = valid[:, None] & (k < 16 * C)[None, :] & (yy >= 0) & (yy < H) & (xx >= 0) & (xx < W)
+    window = tl.load(images + ((n[:, None] * H + yy) * W + xx) * C + (k % C)[None, :], mask=there, other=0)
+    window = window.to(tl.float32).to(weight.dtype.element_ty)
+    a, b = tl.load(scale + f), tl.load(shift + f)
+    best = tl.full((BLOCK, F), float("-inf"), dtype=tl.float32)
+    won = tl.zeros((BLOCK, F), dtype=tl.int32)
+    for s in tl.static_range(4):
+        w = tl.load(weight + (s * K + k[:, None]) * F + f[None, :])
+        z = tl.dot(window, w, input_precision="ieee") * a[None, :] + b[None, :]
+        inside = valid & (top + s // 2 < H) & (left + s % 2 < W)
         better = inside[:, None] & (z > best)
         best = tl.where(better, z, best)
         won = tl.where(better, s, won)
@@ -172,6 +211,50 @@ def _conv_pool_kernel(
         inside = valid & (y < H) & (z < W)
         here = _taps(x, weight, n, y, z, inside, H, W, D, F, BLOCK) * a[None, :] + b[None, :]
         best = tl.where(inside[:, None] & (here > best), here, best)
+    best = tl.where(best > 0, best, SLOPE * best)
+    tl.store(out + at[:, None].to(tl.int64) * F + f[None, :], best.to(out.dtype.element_ty), mask=valid[:, None])
+
+
+@triton.jit
+def _tap(weight, tap, D: tl.constexpr, F: tl.constexpr):
+    return tl.load(weight + (tap * D + tl.arange(0, D)[:, None]) * F + tl.arange(0, F)[None, :])
+
+
+@triton.jit
+def _conv_pool_window_kernel(
+    x, weight, scale, shift, out, pooled, H, W, HP, WP, SLOPE, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
+):
+    """`_conv_pool_kernel` that loads each of the 16 pixels around a pooled one once, for all four sums it is in."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = at < pooled
+    n, rest = (at // (HP * WP)).to(tl.int64), at % (HP * WP)
+    top, left = 2 * (rest // WP), 2 * (rest % WP)
+    d, f = tl.arange(0, D), tl.arange(0, F)
+    z0 = tl.zeros((BLOCK, F), dtype=tl.float32)
+    z1 = tl.zeros((BLOCK, F), dtype=tl.float32)
+    z2 = tl.zeros((BLOCK, F), dtype=tl.float32)
+    z3 = tl.zeros((BLOCK, F), dtype=tl.float32)
+    for i in tl.static_range(4):
+        for j in tl.static_range(4):
+            yy, xx = top + i - 1, left + j - 1
+            there = valid & (yy >= 0) & (yy < H) & (xx >= 0) & (xx < W)
+            pixel = tl.load(x + (((n * H + yy) * W + xx) * D)[:, None] + d[None, :], mask=there[:, None], other=0)
+            if i < 3:
+                if j < 3:
+                    z0 = tl.dot(pixel, _tap(weight, 3 * i + j, D, F), z0, input_precision="ieee")
+                if j > 0:
+                    z1 = tl.dot(pixel, _tap(weight, 3 * i + j - 1, D, F), z1, input_precision="ieee")
+            if i > 0:
+                if j < 3:
+                    z2 = tl.dot(pixel, _tap(weight, 3 * i + j - 3, D, F), z2, input_precision="ieee")
+                if j > 0:
+                    z3 = tl.dot(pixel, _tap(weight, 3 * i + j - 4, D, F), z3, input_precision="ieee")
+    a, b = tl.load(scale + f)[None, :], tl.load(shift + f)[None, :]
+    below, beside = (top + 1 < H)[:, None], (left + 1 < W)[:, None]
+    best = z0 * a + b
+    best = tl.where(beside, tl.maximum(best, z1 * a + b), best)
+    best = tl.where(below, tl.maximum(best, z2 * a + b), best)
+    best = tl.where(below & beside, tl.maximum(best, z3 * a + b), best)
     best = tl.where(best > 0, best, SLOPE * best)
     tl.store(out + at[:, None].to(tl.int64) * F + f[None, :], best.to(out.dtype.element_ty), mask=valid[:, None])
 
@@ -341,12 +424,28 @@ def first_forward(
     out = torch.empty(count, tall, wide, filters, dtype=matrix.dtype, device=images.device)
     winner = torch.empty_like(out, dtype=torch.uint8) if train else out
     pooled = count * tall * wide
-    block, warps, stages = LAUNCH["first_forward"]
-    _first_forward_kernel[(triton.cdiv(pooled, block),)](
+    kernel, name = _first_forward_kernel, "first_forward"
+    if "first_forward" in WINDOWS:
+        kernel, name, matrix = _first_window_kernel, "first_window", window_matrices(matrix, channels)
+        rows = matrix.shape[1]
+    block, warps, stages = LAUNCH[name]
+    kernel[(triton.cdiv(pooled, block),)](
         images, matrix, (scale / 255).float(), shift.float(), out, winner, pooled, height, width, tall, wide, slope,
         C=channels, K=rows, F=filters, BLOCK=block, TRAIN=train, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, winner
+
+
+def window_matrices(matrix: Tensor, channels: int) -> Tensor:
+    """Filters as a matrix over 3x3 patches -> four (4, K, F) over 4x4 windows: the filter at each place it fits."""
+    filters = matrix.shape[1]
+    rows = triton.next_power_of_2(max(16 * channels, 16))
+    windows = torch.zeros(4, rows, filters, dtype=matrix.dtype, device=matrix.device)
+    places = windows[:, : 16 * channels].view(4, 4, 4, channels, filters)
+    for s in range(4):
+        y, x = divmod(s, 2)
+        places[s, y : y + 3, x : x + 3] = matrix[: 9 * channels].view(3, 3, channels, filters)
+    return windows
 
 
 def first_backward(images: Tensor, out: Tensor, winner: Tensor, grad: Tensor, matrix: Tensor, slope: float) -> Tensor:
@@ -500,10 +599,13 @@ def first_layer_inference(images: Tensor, weight: Tensor, scale: Tensor, shift: 
 
 def further_layer_inference(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, slope: float) -> Tensor:
     filters = weight.shape[0]
-    block, warps, stages = LAUNCH["conv_pool"]
+    kernel, name = _conv_pool_kernel, "conv_pool"
+    if "conv_pool" in WINDOWS:
+        kernel, name = _conv_pool_window_kernel, "conv_pool_window"
+    block, warps, stages = LAUNCH[name]
     blocks, pooled, height, width, tall, wide = _grid(x, block)
     out = torch.empty(x.shape[0], tall, wide, filters, dtype=x.dtype, device=x.device)
-    _conv_pool_kernel[(blocks,)](
+    kernel[(blocks,)](
         x, tap_matrices(weight), scale.float(), shift.float(), out, pooled, height, width, tall, wide, slope,
         D=x.shape[3], F=filters, BLOCK=block, num_warps=warps, num_stages=stages,
     )  # fmt: skip

@@ -1,0 +1,131 @@
+"""Constant-size memory: what describing, answering and the state cost as the shots of one task grow.
+
+    python benchmarks/shots.py                          # on a GPU, 1 to 10,000 shots per class
+    python benchmarks/shots.py --device cpu --most 1000
+
+One 5-way task on Omniglot's shapes and 75 queries. Examples are described in pieces (`learner.extend`), so that no
+number of shots runs out of memory.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fastweights import bench
+from fastweights.cli import find_device
+from fastweights.evaluation import ITEMS_AT_ONCE
+from fastweights.files import replacing
+from fastweights.learners import Learner, build_learner
+from fastweights.precision import autocast, choose_precision
+from fastweights.presets import preset
+from fastweights.training import accelerated
+
+LEARNERS = ("fwcnn-hebb", "prototypical-cnn", "matching-cnn")
+SHOTS = (1, 10, 100, 1_000, 10_000)
+WAY, QUERIES, SHAPE = 5, 75, (28, 28, 1)
+JOB = f"growing shots: omniglot {WAY}-way, {QUERIES} queries"
+
+
+def describe_in_pieces(learner: Learner, x: Tensor, y: Tensor, way: int, piece: int) -> dict[str, Tensor]:
+    """The state of describing (T, n, *item) with labels (T, n), without ever encoding more than `piece` at once."""
+    pieces = zip(x.split(piece, dim=1), y.split(piece, dim=1), strict=True)
+    state = learner.describe(*next(pieces), way)
+    for some_x, some_y in pieces:
+        state = learner.extend(state, some_x, some_y, way)
+    return state
+
+
+def measure(name: str, shot: int, device: torch.device, precision: str, runs: int, seconds: float) -> dict[str, Any]:
+    """One learner at one number of shots: a line for the record."""
+    settings = preset(name, dataset="omniglot", item_shape=SHAPE, vocabulary=0, way=WAY, shot=shot)
+    learner = accelerated(build_learner(settings).to(device)).eval()
+    x = torch.randint(0, 256, (1, WAY * shot, *SHAPE), dtype=torch.uint8, device=device)
+    y = torch.arange(WAY, device=device).repeat(shot).unsqueeze(0)
+    queries = torch.randint(0, 256, (1, QUERIES, *SHAPE), dtype=torch.uint8, device=device)
+    piece = ITEMS_AT_ONCE.get(device.type, 512)
+
+    def describe() -> dict[str, Tensor]:
+        with torch.no_grad(), autocast(precision, device):
+            return describe_in_pieces(learner, x, y, WAY, piece)
+
+    state = describe()
+
+    def predict() -> Tensor:
+        with torch.no_grad(), autocast(precision, device):
+            return learner.predict(state, queries)
+
+    times = {
+        f"{what}_ms": [round(ms, 6) for ms in bench.time_runs(bench.captured(work, device), device, runs, seconds)]
+        for what, work in (("describe", describe), ("predict", predict))
+    }
+    return {
+        "job": JOB,
+        "learner": name,
+        "shots": shot,
+        **times,
+        "state_floats": sum(tensor.numel() for tensor in state.values() if tensor.is_floating_point()),
+        "precision": precision,
+        "device": bench.device_name(device),
+        "torch": torch.__version__,
+    }
+
+
+def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
+    """Time of a prediction, time of the description and size of the state against shots, on log scales."""
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = {"predict_ms": "ms to answer 75 queries", "state_floats": "numbers kept", "describe_ms": "ms to describe"}
+    for axes, (what, title) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        for name in dict.fromkeys(line["learner"] for line in lines):
+            mine = [line for line in lines if line["learner"] == name]
+            values = [_median(line[what]) for line in mine]
+            axes.plot([line["shots"] for line in mine], values, marker="o", markersize=4, label=name)
+        axes.set(xscale="log", yscale="log", xlabel="shots per class", title=title)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    figure.suptitle(f"{JOB}  ·  {lines[0]['device']}  ·  {lines[0]['precision']}", fontsize=9)
+    with replacing(path) as draft:
+        figure.savefig(draft, format="png", dpi=120)
+
+
+def _median(value: float | list[float]) -> float:
+    return statistics.median(value) if isinstance(value, list) else value
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--most", type=int, default=SHOTS[-1], help="the largest number of shots")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.1, help="how long a run is, about")
+    parser.add_argument("--out", type=Path, default=Path("results/bench.jsonl"))
+    parser.add_argument("--figure", type=Path, default=Path("results/shots.png"))
+    options = parser.parse_args(arguments)
+    device = find_device(options.device)
+    precision = choose_precision(options.precision, device)
+    measure(LEARNERS[0], 1, device, precision, 1, 10 * options.seconds)  # wakes the machine up
+    lines = []
+    for name in LEARNERS:
+        for shot in (n for n in SHOTS if n <= options.most):
+            line = measure(name, shot, device, precision, options.runs, options.seconds)
+            print(
+                f"{name:17} {shot:6,} shots: describe {_median(line['describe_ms']):10.3f} ms, "
+                f"predict {_median(line['predict_ms']):9.4f} ms, {line['state_floats']:9,} numbers kept",
+                flush=True,
+            )
+            lines.append(line)
+    bench.append(options.out, lines)
+    draw(lines, options.figure)
+    print(f"Appended to {options.out}; drawn to {options.figure}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The record as tables in Markdown: `python benchmarks/table.py` prints them, `--write` puts them into README.md."""
+
+import statistics
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fastweights import bench
+
+HERE = Path(__file__).parent
+RECORD, README = HERE.parent / "results" / "bench.jsonl", HERE / "README.md"
+BEGIN, END = "<!-- tables: written by benchmarks/table.py --write -->", "<!-- end of tables -->"
+Line = dict[str, Any]
+
+
+def tables(lines: Iterable[Line]) -> str:
+    """Every table there are lines for."""
+    latest = list({identity(line): line for line in lines}.values())
+    kinds = {
+        "### Learners, ms per task": (tasks_table, [line for line in latest if "train_tasks_per_second" in line]),
+        "### Growing shots": (shots_table, [line for line in latest if "shots" in line]),
+        "### On a CPU": (cpu_table, [line for line in latest if "threads" in line]),
+    }
+    return "\n\n".join(f"{title}\n\n{make(mine)}" for title, (make, mine) in kinds.items() if mine)
+
+
+def identity(line: Line) -> str:
+    """What a measurement is of; of two with the same identity the later counts."""
+    names = ("job", "learner", "changes", "tasks_at_once", "shots", "threads", "format", "wait_policy", "precision")
+    return str([line.get(name) for name in (*names, "device")])
+
+
+def markdown(heads: list[str], rows: Iterable[list[str]]) -> str:
+    rule = ["---", *["---:"] * (len(heads) - 2), "---"]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *rows))
+
+
+def median(times: list[float]) -> str:
+    middle = statistics.median(times)
+    return f"{middle:,.0f}" if middle >= 100 else f"{middle:.3g}"
+
+
+def machine(line: Line) -> str:
+    return f"{line['device']}, {line['precision']}, torch {line['torch']}"
+
+
+def tasks_table(lines: list[Line]) -> str:
+    heads = ["learner", "at once", "train", "infer", "describe", "predict", "memory", "±", "train /s", "infer /s", "on"]
+    made = []
+    for job in dict.fromkeys(line["job"] for line in lines):
+        rows = ([line["learner"], *bench.cells(line), machine(line)] for line in lines if line["job"] == job)
+        made.append(f"{job}:\n\n{markdown(heads, rows)}")
+    return "\n\n".join(made)
+
+
+def shots_table(lines: list[Line]) -> str:
+    heads = ["learner", "shots", "describe ms", "predict ms", "numbers kept", "on"]
+    return markdown(
+        heads,
+        (
+            [
+                line["learner"],
+                f"{line['shots']:,}",
+                *(median(line[f"{what}_ms"]) for what in ("describe", "predict")),
+                f"{line['state_floats']:,}",
+                machine(line),
+            ]
+            for line in lines
+        ),
+    )
+
+
+def cpu_table(lines: list[Line]) -> str:
+    names = ("train", "inference", "encoder", "unfolded", "predict_one", "encoder_one")
+    heads = ["format", "threads", "train", "inference", "encoder", "unfolded", "one image", "its encoder", "over", "on"]
+    return markdown(
+        heads,
+        (
+            [
+                line["format"],
+                str(line["threads"]),
+                *(median(line[f"{name}_ms"]) for name in names),
+                f"{100 * (line['over_encoder'] - 1):+.1f} %",
+                f"{machine(line)}, OMP_WAIT_POLICY {line['wait_policy']}",
+            ]
+            for line in lines
+        ),
+    )
+
+
+def with_tables(readme: str, made: str) -> str:
+    """The README with these tables between its markers."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+
+
+def main() -> None:
+    made = tables(bench.read(RECORD))
+    if "--write" in sys.argv[1:]:
+        README.write_text(with_tables(README.read_text(), made))
+    else:
+        print(made)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The scripts in benchmarks/ run, on jobs and with stand-ins small enough for a test."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fastweights import bench
+from fastweights.errors import UserError
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+JOB = bench.Job("omniglot", way=3, shot=1, queries=2, tasks=2)
+
+EASYFSL = """
+import torch
+__version__ = "9.8"
+class PrototypicalNetworks(torch.nn.Module):
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+    def process_support_set(self, images, labels):
+        assert images.shape[1:] == (1, 28, 28)
+        self.prototypes = self.backbone(images)[labels.argsort()]
+    def forward(self, images):
+        return -torch.cdist(self.backbone(images), self.prototypes)
+"""
+LEARN2LEARN = """
+import copy
+import torch
+__version__ = "9.7"
+class MAML(torch.nn.Module):
+    def __init__(self, model, lr, first_order=False):
+        super().__init__()
+        self.module, self.steps = model, 0
+    def forward(self, x):
+        return self.module(x)
+    def clone(self, first_order):
+        return copy.deepcopy(self)
+    def adapt(self, loss):
+        self.steps += 1
+        assert loss.isfinite() and loss.requires_grad and self.steps <= 2
+"""
+
+
+def load(name: str) -> dict:
+    return runpy.run_path(str(BENCHMARKS / name))
+
+
+def stand_in(folder: Path, package: str, module: str, source: str) -> None:
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text(f"from .{module} import __version__\n")
+    (folder / package / f"{module}.py").write_text(source)
+
+
+def test_peers_are_timed_where_they_are_and_named_where_not(tmp_path, monkeypatch):
+    stand_in(tmp_path, "easyfsl", "methods", EASYFSL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    said: list[str] = []
+    (line,) = bench.time_peers(JOB, torch.device("cpu"), 1, said.append)
+    assert line["learner"] == "easyfsl 9.8 ProtoNet"
+    assert line["job"] == JOB.name
+    assert line["tasks_at_once"] == 1
+    assert bench.table([line]).row_count == 1
+    bench.draw([line], tmp_path / "timing.png")
+    assert len(said) == 1
+    assert "learn2learn cannot be imported here" in said[0]
+
+
+def test_learn2learn_adapts_and_answers(tmp_path, monkeypatch, capsys):
+    stand_in(tmp_path, "learn2learn", "algorithms", LEARN2LEARN)
+    for folder in (tmp_path, BENCHMARKS / "peers"):
+        monkeypatch.syspath_prepend(str(folder))
+    options = ["--shape", "omniglot", "--way", "3", "--queries", "2", "--runs", "1", "--steps", "2", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["learn2learn_maml.py", *options])
+    runpy.run_path(str(BENCHMARKS / "peers" / "learn2learn_maml.py"), run_name="__main__")
+    line = json.loads(capsys.readouterr().out)
+    assert line["learner"] == "learn2learn 9.7 MAML, 2 steps"
+    assert all(len(line[f"{name}_ms"]) == 1 for name in bench.MEASURED)
+
+
+def test_peers_need_a_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "PEERS", tmp_path / "nowhere")
+    with pytest.raises(UserError, match="checkout"):
+        bench.time_peers(JOB, torch.device("cpu"), 1, print)
+
+
+def test_growing_shots_are_measured_and_drawn(tmp_path, monkeypatch, capsys):
+    script = load("shots.py")
+    out, figure = tmp_path / "bench.jsonl", tmp_path / "shots.png"
+    options = ["--device", "cpu", "--most", "10", "--runs", "1", "--seconds", "0.001"]
+    script["main"]([*options, "--out", str(out), "--figure", str(figure)])
+    kept = {(line["learner"], line["shots"]): line["state_floats"] for line in bench.read(out)}
+    assert kept["fwcnn-hebb", 1] == kept["fwcnn-hebb", 10]
+    assert kept["prototypical-cnn", 1] == kept["prototypical-cnn", 10]
+    assert kept["matching-cnn", 10] == 10 * kept["matching-cnn", 1]
+    assert figure.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["fwcnn-hebb", "prototypical-cnn", "matching-cnn"])
+def test_describing_in_pieces_is_describing_at_once(name):
+    settings = bench.preset(name, dataset="omniglot", item_shape=(28, 28, 1), vocabulary=0, way=5, shot=3, filters=8)
+    learner = bench.build_learner(settings).eval()
+    x = torch.randint(0, 256, (1, 15, 28, 28, 1), dtype=torch.uint8)
+    y = torch.arange(5).repeat(3).unsqueeze(0)
+    with torch.no_grad():
+        whole = learner.describe(x, y, 5)
+        pieces = load("shots.py")["describe_in_pieces"](learner, x, y, 5, piece=4)
+    for key in whole:
+        torch.testing.assert_close(pieces[key], whole[key], rtol=1e-4, atol=1e-4)
+
+
+def test_the_cpu_benchmark_measures_every_format(tmp_path, capsys):
+    script = load("cpu.py")
+    script["main"].__globals__["TASKS"] = 1
+    threads = torch.get_num_threads()
+    try:
+        script["main"](["--threads", "1", "--repeats", "1", "--out", str(tmp_path / "bench.jsonl")])
+    finally:
+        torch.set_num_threads(threads)
+    lines = bench.read(tmp_path / "bench.jsonl")
+    assert [line["format"] for line in lines] == ["as is", "channels-last", "planar"]
+    assert all(len(line["predict_one_ms"]) == 1 and line["over_encoder"] > 0 for line in lines)
+    assert "predict one" in capsys.readouterr().out
+
+
+def test_planar_images_are_the_same_images():
+    images = torch.randint(0, 256, (2, 4, 5, 3), dtype=torch.uint8)
+    planar = load("cpu.py")["planar"](images)
+    assert planar.permute(0, 3, 1, 2).is_contiguous()
+    assert F.mse_loss(planar, images / 255) == 0
+
+
+def test_the_tables_in_the_readme_are_those_of_the_record():
+    script = load("table.py")
+    readme = (BENCHMARKS / "README.md").read_text()
+    made = script["tables"](bench.read(script["RECORD"]))
+    assert readme == script["with_tables"](readme, made), "run: python benchmarks/table.py --write"
+
+
+def test_of_two_measurements_of_the_same_the_later_is_shown():
+    line = bench.read(BENCHMARKS.parent / "results" / "bench.jsonl")[0]
+    again = {**line, "train_tasks_per_second": 123456.0}
+    made = load("table.py")["tables"]([line, again])
+    assert "123,456" in made
+    assert f"{line['train_tasks_per_second']:,.0f}" not in made
