@@ -1,5 +1,7 @@
 """Files of models: whole or not at all, refused with one sentence when they are not what they should be."""
 
+import os
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -72,6 +74,13 @@ def test_weights_that_do_not_fit_the_settings_are_refused(saved, learner_setting
     checkpoint.save(path, {"best": weights}, learner_settings, TrainSettings(), {})
     with pytest.raises(UserError, match="does not hold the weights"):
         checkpoint.load_learner(path)
+
+
+def test_a_file_may_be_read_by_whom_the_umask_lets(saved):
+    path, _ = saved
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 def test_a_failed_write_leaves_the_former_file_and_no_draft(tmp_path):

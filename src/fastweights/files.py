@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -16,6 +19,7 @@ def replacing(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.draft")
     try:
         yield draft
+        draft.chmod(0o666 & ~_UMASK)  # some libraries create files that nobody else may read
         with draft.open("rb") as written:
             os.fsync(written.fileno())
         draft.replace(path)
