@@ -96,6 +96,6 @@ def _report(
         "Try next:\n"
         f"  {command} episodes {folder} -o tasks.png --tasks 3   more tasks being solved\n"
         f"  {command} evaluate {folder} --shot 5                 five examples of each class\n"
-        f"  {command} models                                   the other systems there are",
+        f"  {command} models                                 the other systems there are",
         highlight=False,
     )
