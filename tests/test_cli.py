@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from conftest import blobs
 from PIL import Image
 
 from fastweights import cli
+from fastweights.bench import random_items
 from fastweights.data.items import Dataset
 from fastweights.presets import PRESETS
 from fastweights.training import CHECKPOINT, LOG, MODEL
@@ -17,11 +19,19 @@ NARROW = ["--set", "filters=8", "--set", "layers=3", "--set", "width=64"]
 QUICK = ["--queries", "3", "--steps", "6", "--validation-tasks", "10", "--test-tasks", "20", "--validate-every", "8"]
 
 
+def words() -> Dataset:
+    """Sentences of noise around the word that is blanked."""
+    items = replace(random_items("ptb", 4, torch.device("cpu"), classes=12), names=tuple(f"word{c}" for c in range(12)))
+    vocabulary = ["<pad>", "<unk>", "<blank>", *(f"w{i}" for i in range(3, 10_000))]
+    manifest = {"vocabulary": vocabulary, "drop_small_classes": True}
+    return Dataset("words", dict.fromkeys(("train", "val", "test"), items), "words", manifest=manifest)
+
+
 @pytest.fixture(autouse=True)
 def small_data(monkeypatch, dataset, tmp_path):
     """`strokes` is small here, and `wide` has images of another size."""
     wide = Dataset("wide", {name: blobs(12, 10, 0, size=12) for name in ("train", "val", "test")}, "wide")
-    known = {"strokes": dataset, "blobs": dataset, "wide": wide}
+    known = {"strokes": dataset, "blobs": dataset, "wide": wide, "words": words()}
     monkeypatch.setattr(cli, "load", lambda name, root=None, variant="", progress=None: known[name])
     monkeypatch.chdir(tmp_path)
 
@@ -65,6 +75,24 @@ def test_train_evaluate_and_draw(monkeypatch, capsys, tmp_path):
         with Image.open(tmp_path / name) as picture:
             assert picture.width > 300
             assert len(picture.convert("RGB").getcolors(1 << 24)) > 10
+
+
+def test_tasks_of_words_are_printed(monkeypatch, capsys):
+    narrow = ["--set", "embedding=8", "--set", "units=8", "--set", "width=8"]
+    quick = ["--steps", "2", "--validation-tasks", "2", "--test-tasks", "2"]
+    words = ["--dataset", "words", "--learner", "lstm-fwmlp-hebb", "--out", "w"]
+    assert call(monkeypatch, "train", *words, *narrow, *quick) == 0
+    capsys.readouterr()
+    assert call(monkeypatch, "episodes", "w") == 0
+    said = capsys.readouterr().out
+    assert said.count("shown") == said.count("asked") == 5
+    assert said.count("____") == 10
+    assert said.count("✓") + said.count("✗") == 5
+
+
+def test_a_transductive_learner_is_named(monkeypatch, capsys):
+    assert call(monkeypatch, "train", "--learner", "maml-cnn", "--out", "m", *NARROW, *QUICK) == 0
+    assert "transductive" in capsys.readouterr().out
 
 
 def test_resume_goes_on(monkeypatch, capsys, tmp_path):

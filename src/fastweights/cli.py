@@ -23,6 +23,7 @@ from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate as run_evaluation
 from fastweights.experiments import commands as experiments
+from fastweights.learners import Learner
 from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensorboard_is_installed
 from fastweights.precision import choose_precision
 from fastweights.presets import describe_presets, parse_overrides, preset
@@ -176,7 +177,7 @@ def _report(training: Training, outcome: Outcome) -> None:
     console.print(
         f"Best validation accuracy {100 * counters.best_accuracy:.2f} % at step {counters.best_step:,}.\n"
         f"Test: [bold]{outcome.test}[/bold] over {s.test_tasks:,} tasks, {s.way}-way {s.shot}-shot "
-        f"(chance {100 / s.way:.1f} %)."
+        f"(chance {100 / s.way:.1f} %){transduction(training.learner)}."
     )
     console.print(f"Model: {folder}/{MODEL}", highlight=False)
 
@@ -213,7 +214,7 @@ def evaluate(
         result = run_evaluation(learner, data.splits[split].to(where), questions, number_format, advance)
     console.print(
         f"[bold]{result}[/bold] over {tasks:,} tasks of {data.full_name} {split}, {questions.sampler.way}-way "
-        f"{questions.sampler.shot}-shot (chance {100 / questions.sampler.way:.1f} %)"
+        f"{questions.sampler.shot}-shot (chance {100 / questions.sampler.way:.1f} %){transduction(learner)}"
     )
 
 
@@ -229,21 +230,31 @@ def episodes(
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     way: Annotated[int | None, typer.Option(help="Classes in a task. (default: as trained)")] = None,
     shot: Annotated[int | None, typer.Option(help="Examples of each class. (default: as trained)")] = None,
-    queries: Annotated[int, typer.Option(help="Questions per class.")] = 3,
+    queries: Annotated[int | None, typer.Option(help="Questions per class. (default: 3; 1 for text)")] = None,
     tasks: Annotated[int, typer.Option(help="Tasks to draw.")] = 1,
     seed: Annotated[int, typer.Option(help="Which tasks.")] = 0,
 ) -> None:
-    """Draw tasks being solved: what was shown, what was asked, what the memory returned, what was answered."""
-    from fastweights.pictures import draw_task  # deferred: matplotlib is slow to import
+    """Draw tasks being solved: what was shown, what was asked, what the memory returned, what was answered.
+
+    Images go to a PNG, text to the terminal.
+    """
+    from fastweights.pictures import draw_task, text_task  # deferred: matplotlib is slow to import
 
     learner, saved = load_model(model, torch.device("cpu"))
     s = saved.training
     data = load_dataset(dataset or s.dataset, data_root, variant or (s.variant if dataset in (None, s.dataset) else ""))
     check_items(saved, data)
     check_split(data, split)
-    sampler = EpisodeSampler(data.splits[split], way or s.way, shot or s.shot, queries)
-    episode = sampler.draw(max(tasks, 1), torch.Generator().manual_seed(seed))
-    for i in range(max(tasks, 1)):
+    if tasks < 1:
+        raise UserError(f"--tasks must be at least 1, not {tasks}.")
+    sampler = EpisodeSampler(data.splits[split], way or s.way, shot or s.shot, queries or (1 if data.vocabulary else 3))
+    positions = sampler.positions(tasks, torch.Generator().manual_seed(seed))
+    episode = sampler.episode(positions)
+    for i in range(tasks):
+        if data.vocabulary:
+            names = sampler.items.names_of(positions[i, :, 0])
+            console.print(text_task(learner, episode[i : i + 1], names, data.manifest["vocabulary"]))
+            continue
         path = out if i == 0 else out.with_stem(f"{out.stem}-{i + 1}")
         share = draw_task(learner, episode[i : i + 1], path, f"{data.full_name}, {sampler.way}-way {sampler.shot}-shot")
         console.print(f"{path}: {100 * share:.0f} % right", highlight=False)
@@ -328,8 +339,13 @@ def load_dataset(name: str, root: Path | None, variant: str) -> Dataset:
         return load(name, root, variant, report)
 
 
-def load_model(path: Path, device: torch.device) -> tuple[Any, checkpoint.Saved]:
+def load_model(path: Path, device: torch.device) -> tuple[Learner, checkpoint.Saved]:
     return checkpoint.load_learner(path / MODEL if path.is_dir() else path, device)
+
+
+def transduction(learner: Learner) -> str:
+    """A word of warning behind an accuracy that is not comparable to the others."""
+    return "; transductive: queries of a task are answered together" if learner.transductive else ""
 
 
 def check_items(saved: checkpoint.Saved, data: Dataset) -> None:

@@ -8,8 +8,11 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
+from fastweights.data.texts import written_out
 from fastweights.episodes import Episode
 from fastweights.files import replacing
 from fastweights.learners.base import Learner
@@ -33,6 +36,25 @@ def draw_task(learner: Learner, episode: Episode, path: Path, title: str = "") -
     with replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=110)
     return right.float().mean().item()
+
+
+def text_task(learner: Learner, episode: Episode, names: Sequence[str], vocabulary: Sequence[str]) -> Table:
+    """The first task of an episode of sentences as a table: what was shown, what was asked, what was answered."""
+    task = episode[:1]
+    learner.eval()
+    with torch.no_grad():
+        state = learner.describe(task.support_x, task.support_y, task.way)
+        answers = learner.predict(state, task.query_x)[0].argmax(-1).tolist()
+    table = Table("class", "", "text", "answer")
+    for label, name in enumerate(names):
+        for i in (task.support_y[0] == label).nonzero().flatten().tolist():
+            table.add_row(Text(name), "shown", Text(written_out(task.support_x[0, i].tolist(), vocabulary)), "")
+        for i in (task.query_y[0] == label).nonzero().flatten().tolist():
+            right = answers[i] == label
+            answer = Text(f"{names[answers[i]]} {'✓' if right else '✗'}", style=RIGHT if right else WRONG)
+            table.add_row("", "asked", Text(written_out(task.query_x[0, i].tolist(), vocabulary)), answer)
+        table.add_section()
+    return table
 
 
 def letters(count: int) -> list[str]:

@@ -140,10 +140,10 @@ def _print_tasks(dataset: Dataset, split: str, tasks: int, shot: int, seed: int)
     for number, task in enumerate(positions, 1):
         table = Table("class", "", "text", title=f"task {number}", title_justify="left")
         for of_class in task:
-            label = int(torch.searchsorted(items.offsets, of_class[0], right=True)) - 1
+            (name,) = items.names_of(of_class[:1])
             for place, tokens in enumerate(items.gather(of_class)):
                 text = Text(written_out(tokens.tolist(), vocabulary))
                 last = place == shot
-                table.add_row(Text("" if place else items.names[label]), "guess" if last else "learn", text)
+                table.add_row(Text("" if place else name), "guess" if last else "learn", text)
             table.add_section()
         Console().print(table)

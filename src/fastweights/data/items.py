@@ -45,6 +45,11 @@ class Items:
     def item_shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape[1:])
 
+    def names_of(self, positions: Tensor) -> list[str]:
+        """The class names of the items at these positions."""
+        classes = torch.searchsorted(self.offsets, positions.contiguous(), right=True) - 1
+        return [self.names[c] for c in classes.flatten().tolist()]
+
     def gather(self, positions: Tensor) -> Tensor:
         """The items at these positions (any shape): (*positions.shape, *item_shape)."""
         return self.values[positions]
