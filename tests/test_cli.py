@@ -144,6 +144,7 @@ def test_mistakes_get_one_sentence(monkeypatch, capsys, arguments, says):
     [
         (["--dataset", "wide"], "was trained on items of shape"),
         (["--way", "6"], "5 label slots"),
+        (["--way", "0"], "--way must be at least 1"),
         (["--split", "holiday"], "train, val, test"),
         (["--tasks", "0"], "--tasks must be at least 1"),
         (["--way", "5", "--queries", "10"], "too few are in"),

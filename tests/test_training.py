@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import blobs
 
 from fastweights import checkpoint
 from fastweights.errors import UserError
@@ -173,6 +174,12 @@ def test_the_clock_can_end_a_run(dataset, learner_settings, train_settings):
 def test_impossible_settings_are_refused(dataset, learner_settings, train_settings, change):
     with pytest.raises(UserError):
         Training(learner_settings, replace(train_settings, **change), dataset)
+
+
+def test_too_few_validation_classes_are_refused_before_the_work(dataset, learner_settings, train_settings):
+    few = replace(dataset, splits={**dataset.splits, "val": blobs(4, 10, seed=1)})
+    with pytest.raises(UserError, match=r"blobs, val split: 5 classes a task were asked for.*only 4"):
+        Training(learner_settings, train_settings, few)
 
 
 def test_resume_refuses_other_data(dataset, learner_settings, train_settings, tmp_path):

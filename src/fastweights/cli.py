@@ -47,6 +47,11 @@ RootOption = Annotated[
     Path | None, typer.Option(help="Where datasets lie. (default: $FASTWEIGHTS_DATA or the user's cache)")
 ]
 PrecisionOption = Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU that has it.")]
+ModelArgument = Annotated[Path, typer.Argument(help="A model.safetensors, or the folder of a run.")]
+OtherDatasetOption = Annotated[str | None, typer.Option(help="Another dataset than the one trained on.")]
+SplitOption = Annotated[str, typer.Option(help="train, val or test.")]
+WayOption = Annotated[int | None, typer.Option(help="Classes in a task. (default: as trained)")]
+ShotOption = Annotated[int | None, typer.Option(help="Examples of each class. (default: as trained)")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto: a GPU if there is one.")]
 
 
@@ -184,13 +189,13 @@ def _report(training: Training, outcome: Outcome) -> None:
 
 @app.command()
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model.safetensors, or the folder of a run.")],
-    dataset: Annotated[str | None, typer.Option(help="Another dataset than the one trained on.")] = None,
+    model: ModelArgument,
+    dataset: OtherDatasetOption = None,
     variant: VariantOption = "",
     data_root: RootOption = None,
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    way: Annotated[int | None, typer.Option(help="Classes in a task. (default: as trained)")] = None,
-    shot: Annotated[int | None, typer.Option(help="Examples of each class. (default: as trained)")] = None,
+    split: SplitOption = "test",
+    way: WayOption = None,
+    shot: ShotOption = None,
     queries: Annotated[int | None, typer.Option(help="Questions per class. (default: as trained)")] = None,
     tasks: Annotated[int, typer.Option(help="Tasks to answer.")] = 600,
     seed: Annotated[int, typer.Option(help="Which list of tasks.")] = 0,
@@ -199,15 +204,15 @@ def evaluate(
 ) -> None:
     """Answer tasks of unseen classes with a trained model; every model is asked the very same ones."""
     where = find_device(device)
-    learner, saved = load_model(model, where)
-    s = saved.training
-    data = load_dataset(dataset or s.dataset, data_root, variant or (s.variant if dataset in (None, s.dataset) else ""))
-    check_items(saved, data)
-    check_split(data, split)
-    if tasks < 1:
-        raise UserError(f"--tasks must be at least 1, not {tasks}.")
+    learner, s, data = open_model_and_data(model, where, dataset, data_root, variant, split, tasks)
     questions = EvaluationTasks(
-        data, split, way=way or s.way, shot=shot or s.shot, queries=queries or s.queries, tasks=tasks, seed=seed
+        data,
+        split,
+        way=s.way if way is None else way,
+        shot=s.shot if shot is None else shot,
+        queries=s.queries if queries is None else queries,
+        tasks=tasks,
+        seed=seed,
     )
     with tasks_progress(tasks) as advance:
         number_format = choose_precision(precision, where)
@@ -220,16 +225,16 @@ def evaluate(
 
 @app.command()
 def episodes(
-    model: Annotated[Path, typer.Argument(help="A model.safetensors, or the folder of a run.")],
+    model: ModelArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="The PNG to write; further tasks get numbers.")] = Path(
         "task.png"
     ),
-    dataset: Annotated[str | None, typer.Option(help="Another dataset than the one trained on.")] = None,
+    dataset: OtherDatasetOption = None,
     variant: VariantOption = "",
     data_root: RootOption = None,
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    way: Annotated[int | None, typer.Option(help="Classes in a task. (default: as trained)")] = None,
-    shot: Annotated[int | None, typer.Option(help="Examples of each class. (default: as trained)")] = None,
+    split: SplitOption = "test",
+    way: WayOption = None,
+    shot: ShotOption = None,
     queries: Annotated[int | None, typer.Option(help="Questions per class. (default: 3; 1 for text)")] = None,
     tasks: Annotated[int, typer.Option(help="Tasks to draw.")] = 1,
     seed: Annotated[int, typer.Option(help="Which tasks.")] = 0,
@@ -240,14 +245,13 @@ def episodes(
     """
     from fastweights.pictures import draw_task, text_task  # deferred: matplotlib is slow to import
 
-    learner, saved = load_model(model, torch.device("cpu"))
-    s = saved.training
-    data = load_dataset(dataset or s.dataset, data_root, variant or (s.variant if dataset in (None, s.dataset) else ""))
-    check_items(saved, data)
-    check_split(data, split)
-    if tasks < 1:
-        raise UserError(f"--tasks must be at least 1, not {tasks}.")
-    sampler = EpisodeSampler(data.splits[split], way or s.way, shot or s.shot, queries or (1 if data.vocabulary else 3))
+    learner, s, data = open_model_and_data(model, torch.device("cpu"), dataset, data_root, variant, split, tasks)
+    sampler = EpisodeSampler(
+        data.splits[split],
+        s.way if way is None else way,
+        s.shot if shot is None else shot,
+        (1 if data.vocabulary else 3) if queries is None else queries,
+    )
     positions = sampler.positions(tasks, torch.Generator().manual_seed(seed))
     episode = sampler.episode(positions)
     for i in range(tasks):
@@ -339,8 +343,25 @@ def load_dataset(name: str, root: Path | None, variant: str) -> Dataset:
         return load(name, root, variant, report)
 
 
-def load_model(path: Path, device: torch.device) -> tuple[Learner, checkpoint.Saved]:
-    return checkpoint.load_learner(path / MODEL if path.is_dir() else path, device)
+def open_model_and_data(
+    model: Path,
+    device: torch.device,
+    dataset: str | None,
+    root: Path | None,
+    variant: str,
+    split: str,
+    tasks: int,
+) -> tuple[Learner, TrainSettings, Dataset]:
+    """A trained model, how it was trained, and data that fit it: its own unless others are named."""
+    if tasks < 1:
+        raise UserError(f"--tasks must be at least 1, not {tasks}.")
+    learner, saved = checkpoint.load_learner(model / MODEL if model.is_dir() else model, device)
+    s = saved.training
+    data = load_dataset(dataset or s.dataset, root, variant or (s.variant if dataset in (None, s.dataset) else ""))
+    check_items(saved, data)
+    if split not in data.splits:
+        raise UserError(f"{data.full_name} has no split {split!r}; there are {', '.join(data.splits)}.")
+    return learner, s, data
 
 
 def transduction(learner: Learner) -> str:
@@ -350,16 +371,12 @@ def transduction(learner: Learner) -> str:
 
 def check_items(saved: checkpoint.Saved, data: Dataset) -> None:
     ours, theirs = saved.learner.item_shape, data.item_shape
-    if ours != theirs:
+    if ours != theirs or saved.learner.vocabulary != data.vocabulary:
+        words = f" and {saved.learner.vocabulary} words, but" if ours == theirs else ", but"
         raise UserError(
-            f"{saved.path} was trained on items of shape {ours}, but those of {data.full_name} are {theirs}; "
-            "evaluate it on the dataset it was trained for."
+            f"{saved.path} was trained on items of shape {ours}{words} those of {data.full_name} are {theirs}"
+            f"{f' and {data.vocabulary}' if ours == theirs else ''}; evaluate it on the dataset it was trained for."
         )
-
-
-def check_split(data: Dataset, split: str) -> None:
-    if split not in data.splits:
-        raise UserError(f"{data.full_name} has no split {split!r}; there are {', '.join(data.splits)}.")
 
 
 def open_sinks(folder: Path, from_step: int) -> list[Sink]:

@@ -125,7 +125,10 @@ class EvaluationTasks:
     ) -> None:
         self.name = f"{dataset.full_name}/{split}/{way}-way/{shot}-shot/seed-{seed}"
         self.tasks = tasks
-        self.sampler = EpisodeSampler(dataset.splits[split].to("cpu"), way, shot, queries)
+        try:
+            self.sampler = EpisodeSampler(dataset.splits[split].to("cpu"), way, shot, queries)
+        except UserError as error:
+            raise UserError(f"{dataset.full_name}, {split} split: {error}") from None
         self._drawn: list[Tensor] = []
 
     def __len__(self) -> int:

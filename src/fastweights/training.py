@@ -95,7 +95,10 @@ class Training:
         self.ranks, self.device = ranks, self.items["train"].device
         self.average = WeightAverage(self.learner, settings.average) if settings.average else None
         self.take_step = self._make_step()
-        self._questions: dict[str, EvaluationTasks] = {}
+        self._questions = {  # now rather than when they are asked: data too small for them shall fail before the work
+            split: self._ask(split, tasks)
+            for split, tasks in (("val", settings.validation_tasks), ("test", settings.test_tasks))
+        }
         self.counters = Counters()
         self.best = _copy(self.learner.state_dict())
         self._saved_at = time.monotonic()
@@ -223,7 +226,7 @@ class Training:
 
     def _validate(self) -> None:
         candidate = _copy(self.learner.state_dict() if self.average is None else self.average.weights())
-        accuracy = self._evaluate(candidate, "val", self.settings.validation_tasks).accuracy
+        accuracy = self._evaluate(candidate, "val").accuracy
         self.counters.validated_step = self.counters.step
         if accuracy > self.counters.best_accuracy:
             self.counters.best_accuracy, self.counters.best_step = accuracy, self.counters.step
@@ -232,19 +235,18 @@ class Training:
         self._logged_at = time.monotonic()
 
     def _test(self) -> Evaluation:
-        result = self._evaluate(self.best, "test", self.settings.test_tasks)
+        result = self._evaluate(self.best, "test")
         self._write("test", accuracy=result.accuracy, ci95=result.ci95, tasks=self.settings.test_tasks)
         return result
 
-    def _evaluate(self, weights: Weights, split: str, tasks: int) -> Evaluation:
+    def _ask(self, split: str, tasks: int) -> EvaluationTasks:
         s = self.settings
-        if split not in self._questions:
-            self._questions[split] = EvaluationTasks(
-                self.dataset, split, way=s.way, shot=s.shot, queries=s.queries, tasks=tasks
-            )
+        return EvaluationTasks(self.dataset, split, way=s.way, shot=s.shot, queries=s.queries, tasks=tasks)
+
+    def _evaluate(self, weights: Weights, split: str) -> Evaluation:
         current = _copy(self.learner.state_dict())
         self.learner.load_state_dict(weights)
-        result = evaluate(self.learner, self.items[split], self._questions[split], s.precision)
+        result = evaluate(self.learner, self.items[split], self._questions[split], self.settings.precision)
         self.learner.load_state_dict(current)
         return result
 
