@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
-from fastweights import kernels
+from fastweights import fused, kernels
 from fastweights.encoders import CNN
 from fastweights.layers import SLOPE
 
@@ -56,7 +56,7 @@ def test_first_layer(height, width, channels):
     torch.manual_seed(0)
     images = torch.randint(0, 256, (3, height, width, channels), dtype=torch.uint8, device=DEVICE)
     weight, gain, bias = parameters(16, channels)
-    ours = kernels.FirstLayer.apply(images, weight, gain, bias, 1e-5, SLOPE)
+    ours = fused.FirstLayer.apply(images, weight, gain, bias, 1e-5, SLOPE)
     pixels = (images.double() / 255).permute(0, 3, 1, 2)
     compare(ours, reference(pixels, weight.double(), gain.double(), bias.double()), [weight, gain, bias])
 
@@ -67,7 +67,7 @@ def test_further_layer(height, width):
     x = torch.randn(3, height, width, 16, device=DEVICE, dtype=kernels.product_dtype(torch.empty(0, device=DEVICE)))
     x.requires_grad_()
     weight, gain, bias = parameters(16, 16)
-    ours = kernels.FurtherLayer.apply(x, weight, gain, bias, 1e-5, SLOPE)
+    ours = fused.FurtherLayer.apply(x, weight, gain, bias, 1e-5, SLOPE)
     theirs = reference(x.double().permute(0, 3, 1, 2), weight.double(), gain.double(), bias.double())
     compare(ours, theirs, [x, weight, gain, bias])
 
@@ -77,7 +77,7 @@ def test_statistics_survive_many_bright_pixels():
     torch.manual_seed(2)
     images = torch.randint(250, 256, (4, 12, 12, 3), dtype=torch.uint8, device=DEVICE)
     weight, gain, bias = parameters(16, 3)
-    _, mean, variance = kernels.FirstLayer.apply(images, weight, gain, bias, 1e-5, SLOPE)
+    _, mean, variance = fused.FirstLayer.apply(images, weight, gain, bias, 1e-5, SLOPE)
     pixels = (images.double() / 255).permute(0, 3, 1, 2)
     _, expected_mean, expected_variance = reference(pixels, weight.double(), gain.double(), bias.double())
     assert error(mean, expected_mean) < 1e-5
@@ -86,7 +86,7 @@ def test_statistics_survive_many_bright_pixels():
 
 def run(network: CNN, images: Tensor) -> Tensor:
     convolutions, norms = list(network.convolutions), list(network.norms)
-    return kernels.run_cnn(images, convolutions, norms, SLOPE).flatten(1)  # type: ignore[arg-type]
+    return fused.run_cnn(images, convolutions, norms, SLOPE).flatten(1)  # type: ignore[arg-type]
 
 
 def test_the_whole_network_and_its_running_statistics():

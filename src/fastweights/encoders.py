@@ -74,7 +74,7 @@ class CNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, width)."""
         if self._can_be_fused(images):
-            from fastweights.kernels import run_cnn  # deferred: needs a GPU and Triton
+            from fastweights.fused import run_cnn  # deferred: needs a GPU and Triton
 
             return run_cnn(images, list(self.convolutions), list(self.norms), SLOPE).flatten(1)  # type: ignore[arg-type]
         x = images_to_float(images)
