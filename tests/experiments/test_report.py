@@ -131,7 +131,7 @@ def test_pages():
     assert "<h2>A &amp; b</h2>" in html
     assert "<b>x</b> <code>y</code>, <em>z</em> &lt;w&gt;" in html
     assert "<td>1<br>2 | 3</td>" in html
-    assert from_markdown("# T\n\none\ntwo\n\n") == [Heading("T", 1), Text("one\ntwo")]
+    assert from_markdown("# T\n\none\ntwo\n\n") == [Heading("T", 1), Text("one two")]
 
 
 @pytest.mark.parametrize("placement", ["fc", "softmax"])
@@ -186,3 +186,8 @@ def test_a_run_by_the_present_recipe_follows_it(small_benchmarks):
     line.config["training"] |= {**training, "queries": 3, "test_tasks": 20}
     line.config["learner"] |= {"width": 16, "filters": 8}
     assert ledger.follows_recipe(line)
+
+
+def test_hand_written_paragraphs_are_unwrapped_and_lists_are_not():
+    blocks = from_markdown("## Why\n\nOne paragraph\nin two lines.\n\n- a\n- b\nand more")
+    assert blocks == [Heading("Why", 2), Text("One paragraph in two lines."), Text("- a\n- b and more")]

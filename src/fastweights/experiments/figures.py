@@ -69,10 +69,11 @@ def learning_curves(panels: Mapping[str, Sequence[tuple[str, Details]]]) -> str:
             style = "--" if "paper" in name else "-"
             validation, train = details.curve["validation"], details.curve["train"]
             colour = _colour(details.learner)
-            axes.plot([p[1] for p in train], [p[3] for p in train], color=colour, alpha=0.3, linewidth=0.8)
+            axes.plot([p[1] for p in train], [p[3] for p in train], color=colour, alpha=0.5, linewidth=0.9)
             seconds, accuracies = [p[1] for p in validation], [p[2] for p in validation]
             axes.plot(seconds, accuracies, style, color=colour, label=name, linewidth=1.6, marker="o", markersize=2)
-        axes.set_ylim(bottom=_bottom([[p[2] for p in details.curve["validation"]] for _, details in curves]))
+        axes.set_ylim(_bottom([[p[2] for p in details.curve["validation"]] for _, details in curves]), None)
+        axes.set_ylim(top=min(axes.get_ylim()[1], 100.0))
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("seconds of training", fontsize=8)
         axes.set_ylabel("accuracy, %", fontsize=8)

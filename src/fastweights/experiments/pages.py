@@ -114,5 +114,6 @@ def from_markdown(text: str) -> list[Block]:
     blocks: list[Block] = []
     for part in filter(None, (part.strip() for part in re.split(r"\n\s*\n", text))):
         found = re.fullmatch(r"(#+) (.+)", part)
-        blocks.append(Heading(found[2], len(found[1])) if found else Text(part))
+        unwrapped = re.sub(r"\n(?!- )", " ", part)  # a line break is the writer's, except before a list's next entry
+        blocks.append(Heading(found[2], len(found[1])) if found else Text(unwrapped))
     return blocks
