@@ -14,7 +14,7 @@ Line = dict[str, Any]
 
 
 class Sink(Protocol):
-    """Takes one line at a time: `{"event": "train" | "validation" | "test", "step": ..., ...}`."""
+    """Takes one line at a time, `{"event": ..., "step": ..., ...}`: pretrain, train, validation, testing or test."""
 
     def write(self, line: Line) -> None: ...
 
@@ -96,6 +96,11 @@ class ProgressBar:
     def write(self, line: Line) -> None:
         if line["event"] == "validation":
             self._validation = f"  val {100 * line['accuracy']:.1f} % (best {100 * line['best']:.1f})"
+        elif line["event"] == "testing":
+            note = f"answering {line['tasks']:,} test tasks{self._validation}"
+            self._progress.update(self._bar, completed=1.0, note=note, left="")
+        elif line["event"] == "test":
+            self._progress.update(self._bar, note=f"test {100 * line['accuracy']:.1f} %{self._validation}")
         elif line["event"] == "pretrain":
             note = (
                 f"pre-training: loss {line['loss']:.3f}  acc {100 * line['accuracy']:.1f} %  {100 * line['done']:.0f} %"

@@ -235,6 +235,7 @@ class Training:
         self._logged_at = time.monotonic()
 
     def _test(self) -> Evaluation:
+        self._write("testing", tasks=self.settings.test_tasks)
         result = self._evaluate(self.best, "test")
         self._write("test", accuracy=result.accuracy, ci95=result.ci95, tasks=self.settings.test_tasks)
         return result
