@@ -104,6 +104,13 @@ def test_resume_goes_on(monkeypatch, capsys, tmp_path):
     assert "--way cannot change" in sentence
 
 
+def test_a_run_may_pretrain_and_average(monkeypatch, capsys, tmp_path):
+    assert train(monkeypatch, "--pretrain-steps", "3", "--average", "0.9") == 0
+    events = [json.loads(line)["event"] for line in (tmp_path / "run" / LOG).read_text().splitlines()]
+    assert events[0] == "pretrain"
+    assert events[-1] == "test"
+
+
 def test_a_run_is_not_overwritten(monkeypatch, capsys):
     assert train(monkeypatch) == 0
     capsys.readouterr()
@@ -119,6 +126,8 @@ def test_a_run_is_not_overwritten(monkeypatch, capsys):
         (["train", "--way", "50"], "only"),
         (["train", "--shot", "0"], "--shot must be at least 1"),
         (["train", "--steps", "0"], "--steps must be at least 1"),
+        (["train", "--pretrain-steps", "-1"], "--pretrain-steps must be at least 0"),
+        (["train", "--average", "1"], "--average is a decay"),
         (["train", "--learner", "fwcnn-magic"], "fwcnn-hebb"),
         (["train", "--set", "filters"], "name=value"),
         (["train", "--set", "wings=2"], "wings"),

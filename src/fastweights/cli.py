@@ -77,6 +77,12 @@ def train(
     schedule: Annotated[str | None, typer.Option(help="constant or cosine. (default: constant)")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Decoupled weight decay. (default: 0)")] = None,
     label_smoothing: Annotated[float | None, typer.Option(help="Of the training loss. (default: 0)")] = None,
+    pretrain_steps: Annotated[
+        int | None, typer.Option(help="First train the encoder to tell all classes apart. (default: 0)")
+    ] = None,
+    average: Annotated[
+        float | None, typer.Option(help="Decay of averaged weights that are kept, 0.999 say. (default: none)")
+    ] = None,
     validate_every: Annotated[
         int | None, typer.Option(help="Training tasks between validations. (default: 400)")
     ] = None,
@@ -106,6 +112,8 @@ def train(
         "schedule": schedule,
         "weight_decay": weight_decay,
         "label_smoothing": label_smoothing,
+        "pretrain_steps": pretrain_steps,
+        "average": average,
         "validate_every": validate_every,
         "validation_tasks": validation_tasks,
         "test_tasks": test_tasks,

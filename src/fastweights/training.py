@@ -67,6 +67,10 @@ def check_settings(settings: TrainSettings) -> None:
     for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks", "log_every"):
         if getattr(settings, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}.")
+    if settings.pretrain_steps < 0:
+        raise UserError(f"--pretrain-steps must be at least 0, not {settings.pretrain_steps}.")
+    if not 0 <= settings.average < 1:
+        raise UserError(f"--average is a decay from 0 up to, but not including, 1; not {settings.average}.")
     if not 0 < settings.learning_rate < math.inf:
         raise UserError(f"--learning-rate must be positive, not {settings.learning_rate}.")
 
