@@ -16,7 +16,7 @@ def test_no_augmentation_changes_nothing(images):
     assert augment(images, ()) is images
 
 
-@pytest.mark.parametrize("names", [(name,) for name in [*GEOMETRY, "jitter"]] + [("flip", "crop", "jitter")])
+@pytest.mark.parametrize("names", [(name,) for name in [*GEOMETRY, "elastic", "jitter"]] + [("flip", "crop", "jitter")])
 def test_shape_and_type_stay(images, names):
     torch.manual_seed(0)
     changed = augment(images, names)
@@ -53,6 +53,17 @@ def test_a_resized_crop_stays_inside():
     assert augment(white, ("resized-crop",))[:, 1:-1, 1:-1].min() == 255
 
 
+def test_elastic_bends_smoothly():
+    """Neighbouring columns of a ramp move by nearly the same distance, distant ones do not; none moves too far."""
+    torch.manual_seed(0)
+    ramp = torch.arange(40, dtype=torch.uint8).mul(6).view(1, 1, 40, 1).expand(100, 40, 40, 1)
+    moved = (augment(ramp, ("elastic",)).float() - ramp.float())[:, 8:32, 8:32, 0] / 6  # in pixels
+    neighbours, distant = moved.diff(dim=2).abs(), (moved[:, :, 16:] - moved[:, :, :-16]).abs()
+    assert 0.5 < moved.abs().mean() < 2
+    assert moved.abs().max() <= 0.05 * 40 * 1.6  # between the nodes the surface may overshoot
+    assert neighbours.mean() < 0.3 * distant.mean()
+
+
 def test_affine_keeps_the_middle_and_moves_the_rest(images):
     torch.manual_seed(0)
     dot = torch.zeros(200, 21, 21, 1, dtype=torch.uint8)
@@ -74,7 +85,7 @@ def test_jitter_is_linear_in_colour_and_keeps_a_grey_image_grey():
 
 def test_resampling_by_the_identity_is_exact(images):
     flat = images.flatten(0, 1)
-    assert torch.equal(resample(flat, torch.eye(2, 3).expand(len(flat), 2, 3), None), flat)
+    assert torch.equal(resample(flat, torch.eye(2, 3).expand(len(flat), 2, 3), None, None), flat)
 
 
 def test_unknown_names_are_refused():

@@ -14,6 +14,7 @@ import torch
 from conftest import blobs
 
 from fastweights import checkpoint
+from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
 from fastweights.logs import JsonlLog
 from fastweights.steps import Rate, WeightAverage, make_optimizer
@@ -133,6 +134,34 @@ def test_interrupted_pretraining_begins_anew(dataset, learner_settings, train_se
     assert interrupted.counters.step == 0
     assert not interrupted.counters.pretrained
     assert torch.equal(resume(tmp_path, dataset).run().test.per_task, whole.test.per_task)
+
+
+def test_training_tasks_may_be_larger_than_those_asked(dataset, learner_settings, train_settings, monkeypatch):
+    drawn, draw = set(), EpisodeSampler.episode
+
+    def episode(self, positions):
+        drawn.add((self.items.classes, *positions.shape[1:]))
+        return draw(self, positions)
+
+    monkeypatch.setattr(EpisodeSampler, "episode", episode)
+    settings = replace(train_settings, steps=2, way=3, shot=1, queries=2, train_way=7, train_shot=2, train_queries=4)
+    train(replace(learner_settings, slots=settings.slots), settings, dataset)
+    trained_on = (dataset.splits["train"].classes, 7, 6)
+    assert trained_on in drawn
+    assert {each[1:] for each in drawn - {trained_on}} == {(3, 3)}
+
+
+def test_sgd_steps_with_momentum_and_decay():
+    matrix = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = make_optimizer([matrix], rate=0.1, weight_decay=0.5, device=torch.device("cpu"), kind="sgd")
+    expected, momentum = 1.0, 0.0
+    for _ in range(3):
+        matrix.grad = torch.full((2, 2), 2.0)
+        optimizer.step()
+        gradient = 2.0 + 0.5 * expected
+        momentum = 0.9 * momentum + gradient
+        expected -= 0.1 * (gradient + 0.9 * momentum)
+        assert torch.allclose(matrix, torch.full((2, 2), expected))
 
 
 def test_the_average_follows_the_weights():

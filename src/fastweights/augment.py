@@ -1,7 +1,7 @@
 """Augmentation of training images, a batch at a time on the device: bytes in, bytes out, no Python per image.
 
-All geometry (flip, crop, resized crop, affine) becomes one matrix per image and all colour changes another, so that an
-image is resampled once whatever is asked for.
+All linear geometry (flip, crop, resized crop, affine) becomes one matrix per image and all colour changes another, so
+that an image is resampled once whatever is asked for.
 """
 
 import functools
@@ -76,14 +76,19 @@ GEOMETRY: dict[str, Callable[[Tensor, int], Tensor]] = {
     "resized-crop": _resized_crop,
     "affine": _affine,
 }
+ELASTIC = "elastic"
+"""Displace places smoothly, by up to 5 % of the image each way at the nodes of a lattice."""
+NODES = 5
+"""Nodes of that lattice along each side."""
 COLOUR = "jitter"
 """Brightness, contrast and saturation, each times 0.6 to 1.4."""
 
 
 def check_augmentations(names: tuple[str, ...]) -> None:
-    unknown = [name for name in names if name not in GEOMETRY and name != COLOUR]
+    known = [*GEOMETRY, ELASTIC, COLOUR]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise UserError(f"unknown augmentation {unknown[0]!r}; there are {', '.join([*GEOMETRY, COLOUR])}.")
+        raise UserError(f"unknown augmentation {unknown[0]!r}; there are {', '.join(known)}.")
 
 
 def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
@@ -95,8 +100,9 @@ def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
     for name in names:
         if name in GEOMETRY:
             maps = GEOMETRY[name](maps, images.shape[-3])
+    lattice = _uniform(len(flat) * NODES * NODES * 2, -0.1, 0.1, images.device) if ELASTIC in names else None
     colours = _jitter(flat) if COLOUR in names else None
-    return resample(flat, maps, colours).view(images.shape)
+    return resample(flat, maps, lattice, colours).view(images.shape)
 
 
 @functools.cache
@@ -118,10 +124,17 @@ def _jitter(images: Tensor) -> Tensor:
     return torch.cat([linear, constant], -1)
 
 
-def resample(images: Tensor, maps: Tensor, colours: Tensor | None) -> Tensor:
-    """Images (B, H, W, C) seen through maps (B, 2, 3), black outside, then through colour matrices (B, C, C + 1)."""
+def resample(images: Tensor, maps: Tensor, lattice: Tensor | None, colours: Tensor | None) -> Tensor:
+    """Images (B, H, W, C) seen through maps (B, 2, 3), black outside, then through colour matrices (B, C, C + 1).
+
+    `lattice`, B * NODES * NODES displacements (x, y), bends what the maps do; 1 is half an image.
+    """
     chw = images.permute(0, 3, 1, 2)
     grid = F.affine_grid(maps, list(chw.shape), align_corners=False)
+    if lattice is not None:
+        nodes = lattice.view(-1, 2, NODES, NODES)
+        bent = F.interpolate(nodes, size=chw.shape[-2:], mode="bicubic", align_corners=True)
+        grid = grid + bent.permute(0, 2, 3, 1)
     seen = F.grid_sample(chw.float(), grid, align_corners=False).permute(0, 2, 3, 1)
     if colours is not None:
         seen = torch.einsum("bhwc,bdc->bhwd", seen, colours[:, :, :-1]) + colours[:, None, None, :, -1]

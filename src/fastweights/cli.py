@@ -70,6 +70,13 @@ def train(
     way: Annotated[int | None, typer.Option(help="Classes in a task. (default: 5)")] = None,
     shot: Annotated[int | None, typer.Option(help="Examples of each class to learn from. (default: 1)")] = None,
     queries: Annotated[int | None, typer.Option(help="Questions per class. (default: 15; 1 for text)")] = None,
+    train_way: Annotated[
+        int | None, typer.Option(help="Classes in a training task: more make a harder school. (default: as --way)")
+    ] = None,
+    train_shot: Annotated[int | None, typer.Option(help="Shots in a training task. (default: as --shot)")] = None,
+    train_queries: Annotated[
+        int | None, typer.Option(help="Questions per class in a training task. (default: as --queries)")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the slow weights. (default: 2000)")] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this long, whatever the steps.")] = None,
     tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. (default: 4)")] = None,
@@ -105,6 +112,9 @@ def train(
         "way": way,
         "shot": shot,
         "queries": queries,
+        "train_way": train_way,
+        "train_shot": train_shot,
+        "train_queries": train_queries,
         "steps": steps,
         "seconds": seconds,
         "tasks_per_step": tasks_per_step,
@@ -157,7 +167,7 @@ def _fresh(
         dataset=dataset.name,
         item_shape=dataset.item_shape,
         vocabulary=dataset.vocabulary,
-        way=settings.way,
+        way=settings.slots,
         shot=settings.shot,
         **parse_overrides(changes),
     )

@@ -107,6 +107,12 @@ class TrainSettings(_Settings):
     """Examples to learn each class from (K)."""
     queries: int = 15
     """Questions asked per class (Q)."""
+    train_way: int = 0
+    """Classes in a training task, where they are more than in validation and test; 0: as many."""
+    train_shot: int = 0
+    """Examples per class in a training task; 0: as many as in validation and test."""
+    train_queries: int = 0
+    """Questions per class in a training task; 0: as many as in validation and test."""
     steps: int = 2000
     """Updates of the slow weights."""
     seconds: float = 0.0
@@ -133,8 +139,12 @@ class TrainSettings(_Settings):
     """Updates of the encoder as a plain classifier of all training classes, before the meta-training."""
     pretrain_batch: int = 512
     """Items in each of them."""
+    pretrain_optimizer: str = "adam"
+    """What takes them: adam, or sgd with Nesterov's momentum."""
     pretrain_learning_rate: float = 1e-3
-    """Adam's step size in them, with cosine decay."""
+    """Its step size, with cosine decay."""
+    pretrain_weight_decay: float = 0.0
+    """Its weight decay: decoupled with adam, part of the gradient with sgd."""
     pretrain_label_smoothing: float = 0.1
     """Label smoothing in them."""
     average: float = 0.0
@@ -145,3 +155,13 @@ class TrainSettings(_Settings):
     """What the encoder computes in: float32 or bfloat16."""
     seed: int = 0
     """Seeds the weights and every training task."""
+
+    @property
+    def training_task(self) -> tuple[int, int, int]:
+        """Way, shot and queries of the tasks trained on."""
+        return self.train_way or self.way, self.train_shot or self.shot, self.train_queries or self.queries
+
+    @property
+    def slots(self) -> int:
+        """The most classes any task of this training has: as many label slots a learner needs."""
+        return max(self.way, self.train_way)

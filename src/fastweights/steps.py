@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from fastweights.augment import augment
-from fastweights.data.items import Items
 from fastweights.distributed import Ranks
 from fastweights.episodes import EpisodeSampler, seed_of
+from fastweights.errors import UserError
 from fastweights.learners import Learner
 from fastweights.precision import autocast
 from fastweights.settings import TrainSettings
@@ -45,25 +45,6 @@ class MetaObjective:
         with autocast(s.precision, positions.device):
             logits = self.answer(episode)
         return score(logits.flatten(0, 1), episode.query_y.flatten(), s.label_smoothing)
-
-
-class ClassifierObjective(nn.Module):
-    """Tell all training classes apart with a linear layer on the encoder: what pre-training does."""
-
-    def __init__(self, learner: Learner, items: Items, settings: TrainSettings) -> None:
-        super().__init__()
-        self.items, self.settings, self.learner = items, settings, learner
-        self.head = nn.Linear(int(learner.encoder.width), items.classes, device=items.device)  # type: ignore[arg-type]
-        classes = torch.arange(items.classes, device=items.device)
-        self.class_of = classes.repeat_interleave(items.sizes)
-
-    def forward(self) -> tuple[Tensor, Tensor]:
-        s = self.settings
-        positions = torch.randint(len(self.class_of), (1, s.pretrain_batch), device=self.items.device)
-        images = augment(self.items.gather(positions), s.augment)
-        with autocast(s.precision, self.items.device):
-            keys = self.learner.embed(images)
-        return score(self.head(keys[0]), self.class_of[positions[0]], s.pretrain_label_smoothing)
 
 
 def score(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -98,6 +79,7 @@ class TrainStep:
         *,
         seed: str,
         weight_decay: float = 0.0,
+        optimizer: str = "adam",
         device: torch.device,
         average: "WeightAverage | None" = None,
         graph: bool = False,
@@ -106,7 +88,7 @@ class TrainStep:
     ) -> None:
         self.objective, self.rate, self.seed, self.average = objective, rate, seed, average
         self.ranks, self.say = ranks, say
-        self.optimizer = make_optimizer(parameters, rate.peak, weight_decay, device)
+        self.optimizer = make_optimizer(parameters, rate.peak, weight_decay, device, optimizer)
         self._wants_graph, self._eager_steps = graph and device.type == "cuda" and not ranks.several, 0
         self._latest = torch.zeros(2, device=device)
         self._metrics: list[Tensor] = []
@@ -168,6 +150,18 @@ class TrainStep:
         return taken
 
 
+def mean_of_finite(metrics: Tensor, last_step: int, what: str) -> tuple[float, float]:
+    """Mean loss and accuracy (steps, 2); a UserError naming the first step, counted back from the last, gone wrong."""
+    bad = (~metrics.isfinite().all(-1)).nonzero()
+    if len(bad):
+        raise UserError(
+            f"the loss is not a number from {what} {last_step - len(metrics) + int(bad[0]) + 1} on: nothing after the "
+            "last checkpoint was kept; try a lower --learning-rate."
+        )
+    loss, accuracy = metrics.double().mean(0).tolist()
+    return loss, accuracy
+
+
 class WeightAverage:
     """A moving average of a module's weights and running statistics: smoother than any one step's."""
 
@@ -200,10 +194,14 @@ class WeightAverage:
         return dict(zip(self.names, self.values, strict=True))
 
 
+OPTIMIZERS = ("adam", "sgd")
+
+
 def make_optimizer(
-    parameters: Iterable[Tensor], rate: float, weight_decay: float, device: torch.device
-) -> torch.optim.AdamW:
-    """AdamW; on a GPU one kernel for all parameters, with the step size where a graph can read it.
+    parameters: Iterable[Tensor], rate: float, weight_decay: float, device: torch.device, kind: str = "adam"
+) -> torch.optim.Optimizer:
+    """AdamW, or SGD with Nesterov's momentum; on a GPU one kernel for all parameters, with the step size where a graph
+    can read it.
 
     Only matrices and filters decay: pulling biases, gains and scales towards zero regularises nothing.
     """
@@ -213,9 +211,11 @@ def make_optimizer(
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    if device.type != "cuda":
-        return torch.optim.AdamW(groups, lr=rate)
-    return torch.optim.AdamW(groups, lr=torch.tensor(rate, device=device), fused=True, capturable=True)
+    on_gpu = device.type == "cuda"
+    lr = torch.tensor(rate, device=device) if on_gpu else rate
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=on_gpu)
+    return torch.optim.AdamW(groups, lr=lr, fused=on_gpu, capturable=on_gpu)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

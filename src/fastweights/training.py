@@ -26,8 +26,9 @@ from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import KeyLearner
 from fastweights.logs import Sink
 from fastweights.precision import PRECISIONS
+from fastweights.pretraining import Progress, Shelf, pretrain
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import ALONE, ClassifierObjective, MetaObjective, Rate, TrainStep, WeightAverage
+from fastweights.steps import ALONE, OPTIMIZERS, MetaObjective, Rate, TrainStep, WeightAverage, mean_of_finite
 
 Weights = Mapping[str, Tensor]
 CHECKPOINT, MODEL, LOG = "checkpoint.safetensors", "model.safetensors", "log.jsonl"
@@ -67,6 +68,11 @@ def check_settings(settings: TrainSettings) -> None:
     for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks", "log_every"):
         if getattr(settings, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}.")
+    for name in ("train_way", "train_shot", "train_queries"):
+        if getattr(settings, name) < 0:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(settings, name)}.")
+    if settings.pretrain_optimizer not in OPTIMIZERS:
+        raise UserError(f"unknown optimizer {settings.pretrain_optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
     if settings.pretrain_steps < 0:
         raise UserError(f"--pretrain-steps must be at least 0, not {settings.pretrain_steps}.")
     if not 0 <= settings.average < 1:
@@ -88,6 +94,7 @@ class Training:
         sinks: Sequence[Sink] = (),
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         ranks: Ranks = ALONE,
+        shelf: Shelf | None = None,
     ) -> None:
         check_settings(settings)
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
@@ -96,7 +103,7 @@ class Training:
         torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
         self.learner = accelerated(build_learner(learner_settings).to(device)).train()
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
-        self.ranks, self.device = ranks, self.items["train"].device
+        self.ranks, self.shelf, self.device = ranks, shelf, self.items["train"].device
         self.average = WeightAverage(self.learner, settings.average) if settings.average else None
         self.take_step = self._make_step()
         self._questions = {  # now rather than when they are asked: data too small for them shall fail before the work
@@ -112,10 +119,11 @@ class Training:
 
     def _make_step(self) -> TrainStep:
         s, items = self.settings, self.items["train"]
+        way, shot, queries = s.training_task
         if self.dataset.manifest.get("drop_small_classes"):  # rare words, say: of no use with so many shots
-            items = items.with_at_least(s.shot + s.queries)
+            items = items.with_at_least(shot + queries)
         return TrainStep(
-            MetaObjective(self.learner, EpisodeSampler(items, s.way, s.shot, s.queries), s, self.ranks),
+            MetaObjective(self.learner, EpisodeSampler(items, way, shot, queries), s, self.ranks),
             self.learner.parameters(),
             Rate(s.learning_rate, s.schedule),
             seed=f"seed {s.seed}",
@@ -158,30 +166,24 @@ class Training:
         return Outcome(self.counters, self._stop, None if self._stop else self._test())
 
     def _pretrain(self) -> None:
-        """Train the encoder as a classifier of all training classes. Interrupted, it begins anew the next time."""
-        s, started = self.settings, time.monotonic()
-        untrained = _copy(self.learner.state_dict())
-        torch.manual_seed(seed_of(f"seed {s.seed} pretraining"))
-        objective = ClassifierObjective(self.learner, self.items["train"], s)
-        step = TrainStep(
-            objective,
-            [*self.learner.encoder.parameters(), *objective.head.parameters()],
-            Rate(s.pretrain_learning_rate, "cosine"),
-            seed=f"seed {s.seed} pretraining",
-            weight_decay=s.weight_decay,
-            device=self.device,
-            graph=self._captures_graphs,
-        )
-        for i in range(s.pretrain_steps):
-            step(i, i / s.pretrain_steps)
-            if (i + 1) % s.log_every == 0 or i + 1 == s.pretrain_steps:
-                self._agree(time.monotonic() - started)
-                loss, accuracy = _mean_of_finite(step.metrics(), i + 1, "pre-training step")
-                done = (i + 1) / s.pretrain_steps
-                self._write("pretrain", pretrain_step=i + 1, loss=loss, accuracy=accuracy, done=done)
-                if self._stop:
-                    self.learner.load_state_dict(untrained)
-                    return
+        """Pre-train the encoder, or take one so trained off the shelf. Interrupted, it begins anew the next time."""
+        started, untrained = time.monotonic(), _copy(self.learner.state_dict())
+
+        def go_on(progress: Progress) -> bool:
+            self._agree(time.monotonic() - started)
+            self._write("pretrain", **asdict(progress))
+            return not self._stop
+
+        settings = self.learner_settings, self.settings
+        seconds = None if self.shelf is None else self.shelf.take(self.learner.encoder, *settings)
+        if seconds is not None:
+            self.counters.seconds = seconds  # as if it had been trained here and now
+        elif pretrain(self.learner, self.items["train"], self.settings, graph=self._captures_graphs, go_on=go_on):
+            if self.shelf is not None and self.ranks.first:
+                self.shelf.put(self.learner.encoder, *settings, self.counters.seconds)
+        else:
+            self.learner.load_state_dict(untrained)
+            return
         if self.average is not None:
             self.average.restart()
         self.counters.pretrained = True
@@ -222,7 +224,7 @@ class Training:
     def _log(self) -> None:
         """Report the steps since the last report; stop the run if one of them went wrong."""
         metrics, now, steps = self.take_step.metrics(), time.monotonic(), self.counters.step - self._logged_step
-        loss, accuracy = _mean_of_finite(metrics, self.counters.step, "step")
+        loss, accuracy = mean_of_finite(metrics, self.counters.step, "step")
         rate = steps * self.settings.tasks_per_step / max(now - self._logged_at, 1e-9)
         losses = metrics[:, 0].tolist()
         self._write("train", loss=loss, accuracy=accuracy, tasks_per_second=rate, done=self._done(), losses=losses)
@@ -304,18 +306,6 @@ def _copy(weights: Weights) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
-def _mean_of_finite(metrics: Tensor, last_step: int, what: str) -> tuple[float, float]:
-    """Mean loss and accuracy (steps, 2); a UserError naming the first step, counted back from the last, gone wrong."""
-    bad = (~metrics.isfinite().all(-1)).nonzero()
-    if len(bad):
-        raise UserError(
-            f"the loss is not a number from {what} {last_step - len(metrics) + int(bad[0]) + 1} on: nothing after the "
-            "last checkpoint was kept; try a lower --learning-rate."
-        )
-    loss, accuracy = metrics.double().mean(0).tolist()
-    return loss, accuracy
-
-
 def accelerated(learner: Learner) -> Learner:
     """On a GPU: channels innermost in memory, and a ResNet's many small operations fused by the compiler.
 
@@ -334,12 +324,14 @@ def resume(
     device: torch.device | str = "cpu",
     sinks: Sequence[Sink] = (),
     ranks: Ranks = ALONE,
+    shelf: Shelf | None = None,
     **changes: Any,
 ) -> Training:
     """A run as its checkpoint left it; `changes` (a new number of steps, say) replace settings."""
     saved = checkpoint.load(folder / CHECKPOINT)
     if saved.training.data_hash != dataset.content_hash:
         raise UserError(f"{saved.path} was trained on other data than {dataset.full_name} is now; train it anew.")
-    training = Training(saved.learner, replace(saved.training, **changes), dataset, device, folder, sinks, ranks=ranks)
+    settings = replace(saved.training, **changes)
+    training = Training(saved.learner, settings, dataset, device, folder, sinks, ranks=ranks, shelf=shelf)
     training.restore(saved)
     return training

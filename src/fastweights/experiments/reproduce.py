@@ -32,6 +32,7 @@ from fastweights.experiments.tables import parse_experiment
 from fastweights.learners import Prototypical
 from fastweights.logs import JsonlLog, Sink
 from fastweights.presets import preset
+from fastweights.pretraining import Shelf
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.training import CHECKPOINT, LOG, Outcome, Training, resume
 
@@ -51,6 +52,11 @@ class Place:
     folder: Path
     """Of the runs' checkpoints and logs."""
     data_root: Path | None = None
+
+    @property
+    def shelf(self) -> Shelf:
+        """The encoders that runs were pre-trained with: many cells of a table differ only above the encoder."""
+        return Shelf(self.folder / "pretrained")
 
 
 @dataclass(frozen=True)
@@ -96,11 +102,11 @@ def reproduce(
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        if finished and left < estimate_pretraining(run) and not _has_checkpoint(place.folder / run.folder):
-            say(f"{run}: waits for the next call, its pre-training would not be done in time")
-            continue
         try:
             dataset = _dataset_of(run, place, dataset, progress)
+            if finished and left < estimate_pretraining(run) and not _is_pretrained(run, dataset, place):
+                say(f"{run}: waits for the next call, its pre-training would not be done in time")
+                continue
             results = carry_out(run, dataset, place, deadline, say, sinks(run))
         except UserError as error:  # a loss that is no number, say: no reason to leave the other runs undone
             failed.append(f"{run}: {error}")
@@ -150,18 +156,18 @@ def settings_of(run: Run, dataset: Dataset, precision: str) -> tuple[LearnerSett
     """What a run is made of."""
     experiment = parse_experiment(run.training)
     changes = changes_of(run.recipe, run.training, run.learner, run.variant)
+    training = replace(
+        TrainSettings(way=experiment.way, shot=experiment.shot, seed=run.seed, precision=precision),
+        **{"dataset": dataset.name, "variant": dataset.variant, "data_hash": dataset.content_hash, **changes.training},
+    )
     learner = preset(
         run.learner,
         dataset=dataset.name,
         item_shape=dataset.item_shape,
         vocabulary=dataset.vocabulary,
-        way=experiment.way,
+        way=training.slots,
         shot=experiment.shot,
         **changes.learner,
-    )
-    training = replace(
-        TrainSettings(way=experiment.way, shot=experiment.shot, seed=run.seed, precision=precision),
-        **{"dataset": dataset.name, "variant": dataset.variant, "data_hash": dataset.content_hash, **changes.training},
     )
     return learner, training
 
@@ -172,12 +178,18 @@ def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say:
         saved = checkpoint.load(folder / CHECKPOINT)
         if (saved.learner, saved.training) == settings:
             say(f"{run}: goes on from step {saved.counters['step']:,} of {saved.training.steps:,}")
-            return resume(folder, dataset, place.device)
+            return resume(folder, dataset, place.device, shelf=place.shelf)
         say(f"{run}: starts anew, for the checkpoint in {folder} has other settings")
     else:
         say(f"{run}: starts")
     shutil.rmtree(folder, ignore_errors=True)
-    return Training(*settings, dataset, place.device, folder)
+    return Training(*settings, dataset, place.device, folder, shelf=place.shelf)
+
+
+def _is_pretrained(run: Run, dataset: Dataset, place: Place) -> bool:
+    """Whether a checkpoint or an encoder on the shelf spares a run its pre-training."""
+    on_shelf = place.shelf.path(*settings_of(run, dataset, place.precision))
+    return on_shelf.exists() or _has_checkpoint(place.folder / run.folder)
 
 
 def _has_checkpoint(folder: Path) -> bool:

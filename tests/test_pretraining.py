@@ -1,0 +1,82 @@
+"""Pre-trained encoders are shared by all learners that would have come by the same one, and by no others."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fastweights.pretraining import Shelf, dependencies
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.training import Training
+
+
+@pytest.fixture
+def pretrained(train_settings):
+    return replace(train_settings, steps=2, pretrain_steps=5, pretrain_batch=16)
+
+
+def keys_after(training, dataset):
+    """What the encoder says after pre-training and no step more."""
+    training.learner.eval()
+    return training.learner.encoder(dataset.splits["train"].values[:8])
+
+
+def begin(learner_settings, settings, dataset, **options):
+    """A training that has pre-trained and taken no step yet."""
+    training = Training(learner_settings, settings, dataset, **options)
+    training._pretrain()
+    return training
+
+
+def test_another_learner_takes_the_encoder_it_would_have_trained(dataset, learner_settings, pretrained, tmp_path):
+    other = replace(learner_settings, rule="gradient", slots=9)
+    first = begin(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path))
+    taken = begin(other, pretrained, dataset, shelf=Shelf(tmp_path))
+    trained = begin(other, pretrained, dataset)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert torch.equal(keys_after(taken, dataset), keys_after(trained, dataset))
+    assert taken.counters.pretrained
+    assert taken.counters.seconds == first.counters.seconds > 0
+
+
+def test_the_shelf_spares_the_work(dataset, learner_settings, pretrained, tmp_path, monkeypatch):
+    begin(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path))
+    monkeypatch.setattr("fastweights.training.pretrain", None)
+    assert Training(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path)).run().counters.step == 2
+
+
+def test_half_a_pretraining_is_not_kept(dataset, learner_settings, pretrained, tmp_path):
+    outcome = Training(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path)).run(deadline=time.monotonic())
+    assert outcome.interrupted
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"augment": ("flip",)},
+        {"pretrain_steps": 6},
+        {"pretrain_optimizer": "sgd"},
+        {"pretrain_weight_decay": 0.1},
+        {"precision": "bfloat16"},
+        {"data_hash": "other"},
+    ],
+)
+def test_what_pretraining_depends_on_makes_another_encoder(change):
+    learner, training = LearnerSettings(), TrainSettings(pretrain_steps=5)
+    assert dependencies(learner, training) != dependencies(learner, replace(training, **change))
+
+
+@pytest.mark.parametrize("change", [{"filters": 8}, {"encoder": "resnet"}, {"dropout": 0.1}, {"item_shape": (9, 9, 1)}])
+def test_what_the_encoder_is_made_of_makes_another_encoder(change):
+    learner, training = LearnerSettings(), TrainSettings(pretrain_steps=5)
+    assert dependencies(learner, training) != dependencies(replace(learner, **change), training)
+
+
+def test_what_comes_after_does_not_matter():
+    learner, training = LearnerSettings(), TrainSettings(pretrain_steps=5)
+    after = replace(training, way=20, shot=5, steps=7, learning_rate=1.0, weight_decay=0.5, label_smoothing=0.1)
+    above = replace(learner, rule="gradient", slots=20, width=7, placement="truncated")
+    assert dependencies(above, after) == dependencies(learner, training)
