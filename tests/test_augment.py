@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fastweights.augment import GEOMETRY, augment, check_augmentations, resample
+from fastweights.augment import GEOMETRY, augment, augment_tasks, check_augmentations, resample
+from fastweights.episodes import Episode
 from fastweights.errors import UserError
 
 
@@ -53,6 +54,30 @@ def test_a_resized_crop_stays_inside():
     assert augment(white, ("resized-crop",))[:, 1:-1, 1:-1].min() == 255
 
 
+def test_a_class_is_changed_alike_in_support_and_queries():
+    torch.manual_seed(0)
+    shapes = torch.randint(0, 256, (40, 3, 1, 20, 20, 1), dtype=torch.uint8)  # one picture per class of each task
+    labels = torch.arange(3).expand(40, 3)
+    support, query = shapes.flatten(1, 2), shapes.expand(-1, -1, 4, -1, -1, -1).flatten(1, 2)
+    before = Episode(support, labels, query, labels.repeat_interleave(4, dim=1), way=3)
+    after = augment_tasks(before, (), ("flip", "affine"))
+    changed = after.support_x.view(40, 3, 1, 20, 20, 1)
+    assert torch.equal(after.query_x.view(40, 3, 4, 20, 20, 1), changed.expand(-1, -1, 4, -1, -1, -1))
+    mirrored = augment_tasks(before, (), ("flip",)).support_x
+    same, other = ((mirrored == x).flatten(2).all(2) for x in (support, support.flip(3)))
+    assert (same | other).all()
+    assert 40 <= same.sum() <= 80  # classes of a task go their own ways
+    assert not (same == same[:, :1]).all()
+
+
+def test_after_their_class_images_go_their_own_ways():
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (5, 1, 1, 20, 20, 1), dtype=torch.uint8).expand(5, 2, 6, 20, 20, 1).flatten(1, 2)
+    labels = torch.arange(2).repeat_interleave(6).expand(5, 12)
+    augmented = augment_tasks(Episode(images, labels, images, labels, way=2), ("crop",), ("flip",)).support_x
+    assert len({image.numpy().tobytes() for image in augmented[0]}) > 6
+
+
 def test_elastic_bends_smoothly():
     """Neighbouring columns of a ramp move by nearly the same distance, distant ones do not; none moves too far."""
     torch.manual_seed(0)
@@ -83,9 +108,10 @@ def test_jitter_is_linear_in_colour_and_keeps_a_grey_image_grey():
     assert levels.std() > 5
 
 
-def test_resampling_by_the_identity_is_exact(images):
+@pytest.mark.parametrize("mode", ["nearest", "bicubic"])
+def test_resampling_by_the_identity_is_exact(images, mode):
     flat = images.flatten(0, 1)
-    assert torch.equal(resample(flat, torch.eye(2, 3).expand(len(flat), 2, 3), None, None), flat)
+    assert torch.equal(resample(flat, torch.eye(2, 3).expand(len(flat), 2, 3), None, None, mode), flat)
 
 
 def test_unknown_names_are_refused():

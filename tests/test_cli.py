@@ -127,6 +127,8 @@ def test_a_run_is_not_overwritten(monkeypatch, capsys):
         (["train", "--shot", "0"], "--shot must be at least 1"),
         (["train", "--steps", "0"], "--steps must be at least 1"),
         (["train", "--pretrain-steps", "-1"], "--pretrain-steps must be at least 0"),
+        (["train", "--train-way", "-1"], "--train-way must be at least 0"),
+        (["train", "--new-classes", "jitter"], "unknown augmentation 'jitter'"),
         (["train", "--average", "1"], "--average is a decay"),
         (["train", "--learner", "fwcnn-magic"], "fwcnn-hebb"),
         (["train", "--set", "filters"], "name=value"),

@@ -51,6 +51,13 @@ def compare(ours: tuple, theirs: tuple, inputs: list[Tensor]) -> None:
         assert error(mine, other) < GRADIENTS
 
 
+@pytest.fixture(params=[0, 32], ids=["by patches", "by windows"])
+def loads(request, monkeypatch):
+    """Both ways of loading what a pooled pixel needs."""
+    monkeypatch.setattr(kernels, "WINDOW_FILTERS", request.param)
+
+
+@pytest.mark.usefixtures("loads")
 @pytest.mark.parametrize(("height", "width", "channels"), [(7, 6, 3), (5, 5, 1), (4, 9, 2)])
 def test_first_layer(height, width, channels):
     torch.manual_seed(0)
@@ -89,6 +96,7 @@ def run(network: CNN, images: Tensor) -> Tensor:
     return fused.run_cnn(images, convolutions, norms, SLOPE).flatten(1)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("loads")
 def test_the_whole_network_and_its_running_statistics():
     torch.manual_seed(3)
     images = torch.randint(0, 256, (4, 9, 9, 1), dtype=torch.uint8, device=DEVICE)
@@ -106,19 +114,3 @@ def test_the_whole_network_and_its_running_statistics():
     fused.eval()
     with torch.no_grad():
         assert error(run(fused, images), plain(images)) < 2 * VALUES
-
-
-@pytest.fixture
-def windows(monkeypatch):
-    monkeypatch.setattr(kernels, "WINDOWS", {"first_forward", "conv_pool"})
-
-
-@pytest.mark.usefixtures("windows")
-@pytest.mark.parametrize(("height", "width", "channels"), [(7, 6, 3), (5, 5, 1)])
-def test_first_layer_by_windows(height, width, channels):
-    test_first_layer(height, width, channels)
-
-
-@pytest.mark.usefixtures("windows")
-def test_the_whole_network_by_windows():
-    test_the_whole_network_and_its_running_statistics()

@@ -1,17 +1,21 @@
 """Augmentation of training images, a batch at a time on the device: bytes in, bytes out, no Python per image.
 
 All linear geometry (flip, crop, resized crop, affine) becomes one matrix per image and all colour changes another, so
-that an image is resampled once whatever is asked for.
+that an image is resampled once whatever is asked for. Mirroring and shifting by whole pixels is exact; anything else is
+interpolated by cubics, since lines would leave thin strokes too faint: the images asked about later are sharp.
+
+The same change to all images of a class makes a new class of it: a mirrored letter is a letter nobody has seen.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.episodes import Episode
 from fastweights.errors import UserError
 
 GREY = (0.299, 0.587, 0.114)
@@ -76,6 +80,8 @@ GEOMETRY: dict[str, Callable[[Tensor, int], Tensor]] = {
     "resized-crop": _resized_crop,
     "affine": _affine,
 }
+EXACT = {"flip", "crop", "jitter"}
+"""After these an image still consists of its own pixels."""
 ELASTIC = "elastic"
 """Displace places smoothly, by up to 5 % of the image each way at the nodes of a lattice."""
 NODES = 5
@@ -84,8 +90,7 @@ COLOUR = "jitter"
 """Brightness, contrast and saturation, each times 0.6 to 1.4."""
 
 
-def check_augmentations(names: tuple[str, ...]) -> None:
-    known = [*GEOMETRY, ELASTIC, COLOUR]
+def check_augmentations(names: tuple[str, ...], known: Sequence[str] = (*GEOMETRY, ELASTIC, COLOUR)) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UserError(f"unknown augmentation {unknown[0]!r}; there are {', '.join(known)}.")
@@ -93,16 +98,42 @@ def check_augmentations(names: tuple[str, ...]) -> None:
 
 def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
     """Augment images (..., H, W, C) uint8, each in its own way, by torch's generator."""
-    if not names:
-        return images
+    return _augment(images, names, (), None) if names else images
+
+
+def augment_tasks(episode: Episode, names: tuple[str, ...], new_classes: tuple[str, ...]) -> Episode:
+    """Augment all images of a class in a task alike, by `new_classes`, and then each in its own way, by `names`."""
+    if not new_classes:
+        return episode.map_x(lambda x: augment(x, names))
+    tasks, way, height = episode.tasks, episode.way, episode.query_x.shape[-3]
+    maps = _drawn(_identity(tasks * way, episode.query_x.device), new_classes, height).unflatten(0, (tasks, way))
+
+    def alike(x: Tensor) -> Tensor:
+        return _augment(x, names, new_classes, maps.repeat_interleave(x.shape[1] // way, dim=1).flatten(0, 1))
+
+    return episode.map_x(alike)
+
+
+def _augment(images: Tensor, names: tuple[str, ...], former: tuple[str, ...], maps: Tensor | None) -> Tensor:
+    """Augment images that are already seen through maps, drawn by the `former` names."""
     flat = images.flatten(0, -4)
-    maps = torch.eye(2, 3, device=images.device).expand(len(flat), 2, 3)
-    for name in names:
-        if name in GEOMETRY:
-            maps = GEOMETRY[name](maps, images.shape[-3])
+    maps = _drawn(_identity(len(flat), images.device) if maps is None else maps, names, images.shape[-3])
     lattice = _uniform(len(flat) * NODES * NODES * 2, -0.1, 0.1, images.device) if ELASTIC in names else None
     colours = _jitter(flat) if COLOUR in names else None
-    return resample(flat, maps, lattice, colours).view(images.shape)
+    exact = EXACT.issuperset((*former, *names))
+    return resample(flat, maps, lattice, colours, "nearest" if exact else "bicubic").view(images.shape)
+
+
+def _identity(count: int, device: torch.device) -> Tensor:
+    return torch.eye(2, 3, device=device).expand(count, 2, 3)
+
+
+def _drawn(maps: Tensor, names: tuple[str, ...], height: int) -> Tensor:
+    """The maps (B, 2, 3), each with changes of its own after it."""
+    for name in names:
+        if name in GEOMETRY:
+            maps = GEOMETRY[name](maps, height)
+    return maps
 
 
 @functools.cache
@@ -124,7 +155,7 @@ def _jitter(images: Tensor) -> Tensor:
     return torch.cat([linear, constant], -1)
 
 
-def resample(images: Tensor, maps: Tensor, lattice: Tensor | None, colours: Tensor | None) -> Tensor:
+def resample(images: Tensor, maps: Tensor, lattice: Tensor | None, colours: Tensor | None, mode: str) -> Tensor:
     """Images (B, H, W, C) seen through maps (B, 2, 3), black outside, then through colour matrices (B, C, C + 1).
 
     `lattice`, B * NODES * NODES displacements (x, y), bends what the maps do; 1 is half an image.
@@ -133,9 +164,9 @@ def resample(images: Tensor, maps: Tensor, lattice: Tensor | None, colours: Tens
     grid = F.affine_grid(maps, list(chw.shape), align_corners=False)
     if lattice is not None:
         nodes = lattice.view(-1, 2, NODES, NODES)
-        bent = F.interpolate(nodes, size=chw.shape[-2:], mode="bicubic", align_corners=True)
+        bent = F.interpolate(nodes, size=chw.shape[-2:], mode=mode, align_corners=True)
         grid = grid + bent.permute(0, 2, 3, 1)
-    seen = F.grid_sample(chw.float(), grid, align_corners=False).permute(0, 2, 3, 1)
+    seen = F.grid_sample(chw.float(), grid, mode="bicubic", align_corners=False).permute(0, 2, 3, 1)
     if colours is not None:
         seen = torch.einsum("bhwc,bdc->bhwd", seen, colours[:, :, :-1]) + colours[:, None, None, :, -1]
     return seen.round().clamp(0, 255).to(torch.uint8)

@@ -98,6 +98,10 @@ def train(
     augment: Annotated[
         str | None, typer.Option(help="Changes to training images, e.g. flip,crop,jitter. (default: none)")
     ] = None,
+    new_classes: Annotated[
+        str | None,
+        typer.Option(help="Changes alike to all images of a class, making new classes: flip, say. (default: none)"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seeds weights and training tasks. (default: 0)")] = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
@@ -127,7 +131,8 @@ def train(
         "validate_every": validate_every,
         "validation_tasks": validation_tasks,
         "test_tasks": test_tasks,
-        "augment": None if augment is None else tuple(filter(None, augment.split(","))),
+        "augment": _names(augment),
+        "new_classes": _names(new_classes),
         "seed": seed,
     }
     given = {name: value for name, value in given.items() if value is not None}
@@ -149,6 +154,11 @@ def train(
         leave()
     if ranks.first:
         _report(training, outcome)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    """flip,crop -> ("flip", "crop"); nothing given stays nothing."""
+    return None if text is None else tuple(filter(None, text.split(",")))
 
 
 def _fresh(

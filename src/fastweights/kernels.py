@@ -23,14 +23,13 @@ LAUNCH = {
     "pool_sums": (64, 4, 2),
     "pool_grad": (32, 4, 2),
     "first_window": (128, 4, 2),
-    "conv_pool_window": (64, 4, 2),
+    "conv_pool_window": (128, 4, 3),
 }
-"""Pixels per block, warps and pipeline stages of each kernel: the fastest of those tried on an H200, but for the two
-windows, which are untried."""
+"""Pixels per block, warps and pipeline stages of each kernel: the fastest of those tried on an H200."""
 
-WINDOWS: set[str] = set()
-"""Of "first_forward" and "conv_pool": those that load a pooled pixel's 4x4 neighbourhood once, instead of the four 3x3
-patches that overlap in it. Half the loads or less, for up to twice the products; see benchmarks/windows.py."""
+WINDOW_FILTERS = 32
+"""Up to so many filters, `first_forward` and `further_layer_inference` load a pooled pixel's 4x4 neighbourhood once,
+instead of the four 3x3 patches that overlap in it: half the loads or less, for up to twice the products."""
 
 
 @triton.jit
@@ -375,7 +374,7 @@ def first_forward(
     winner = torch.empty_like(out, dtype=torch.uint8) if train else out
     pooled = count * tall * wide
     kernel, name = _first_forward_kernel, "first_forward"
-    if "first_forward" in WINDOWS:
+    if filters <= WINDOW_FILTERS:
         kernel, name, matrix = _first_window_kernel, "first_window", window_matrices(matrix, channels)
         rows = matrix.shape[1]
     block, warps, stages = LAUNCH[name]
@@ -505,7 +504,7 @@ def first_layer_inference(images: Tensor, weight: Tensor, scale: Tensor, shift: 
 def further_layer_inference(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, slope: float) -> Tensor:
     filters = weight.shape[0]
     kernel, name = _conv_pool_kernel, "conv_pool"
-    if "conv_pool" in WINDOWS:
+    if filters <= WINDOW_FILTERS:
         kernel, name = _conv_pool_window_kernel, "conv_pool_window"
     block, warps, stages = LAUNCH[name]
     blocks, pooled, height, width, tall, wide = _grid(x, block)

@@ -150,7 +150,9 @@ class TrainSettings(_Settings):
     average: float = 0.0
     """Decay of the moving average of the weights that is validated and kept; 0 keeps the weights themselves."""
     augment: tuple[str, ...] = ()
-    """Changes made to training images: see `augment`."""
+    """Changes made to training images, each in its own way: see `augment`."""
+    new_classes: tuple[str, ...] = ()
+    """Changes made alike to all images of a class in a training task, which make another class of it."""
     precision: str = "float32"
     """What the encoder computes in: float32 or bfloat16."""
     seed: int = 0

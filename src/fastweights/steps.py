@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from fastweights.augment import augment
+from fastweights.augment import augment_tasks
 from fastweights.distributed import Ranks
 from fastweights.episodes import EpisodeSampler, seed_of
 from fastweights.errors import UserError
@@ -41,7 +41,7 @@ class MetaObjective:
     def __call__(self) -> tuple[Tensor, Tensor]:
         s = self.settings
         positions = self.sampler.positions(s.tasks_per_step)[self.mine]
-        episode = self.sampler.episode(positions).map_x(lambda x: augment(x, s.augment))
+        episode = augment_tasks(self.sampler.episode(positions), s.augment, s.new_classes)
         with autocast(s.precision, positions.device):
             logits = self.answer(episode)
         return score(logits.flatten(0, 1), episode.query_y.flatten(), s.label_smoothing)

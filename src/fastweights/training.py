@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastweights import checkpoint
-from fastweights.augment import check_augmentations
+from fastweights.augment import GEOMETRY, check_augmentations
 from fastweights.data.items import Dataset
 from fastweights.distributed import Ranks
 from fastweights.encoders import ResNet
@@ -65,6 +65,7 @@ def check_settings(settings: TrainSettings) -> None:
     if settings.precision not in PRECISIONS:
         raise UserError(f"unknown precision {settings.precision!r}; there are {' and '.join(PRECISIONS)}.")
     check_augmentations(settings.augment)
+    check_augmentations(settings.new_classes, known=tuple(GEOMETRY))
     for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks", "log_every"):
         if getattr(settings, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}.")
