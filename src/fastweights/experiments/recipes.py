@@ -86,10 +86,11 @@ BEST: dict[str, Changes] = {
             "label_smoothing": 0.05,
             "average": 0.999,
             "validate_every": 128_000,
+            "validation_tasks": 3_000,
         }
     ),
-    "omniglot-5way-*": Changes({"steps": 40_000}),
-    "omniglot-20way-*": Changes({"steps": 28_000, "tasks_per_step": 32, "validate_every": 64_000}),
+    "omniglot-5way-*": Changes({"steps": 16_000}),
+    "omniglot-20way-*": Changes({"steps": 12_000, "tasks_per_step": 32, "validate_every": 64_000}),
     "mini-imagenet-*": Changes(
         {
             "augment": ("flip", "crop", "jitter"),
@@ -120,20 +121,29 @@ BEST: dict[str, Changes] = {
     "ptb-*": Changes(
         {
             "learning_rate": 1e-3,
-            "steps": 3_000,
-            "validate_every": 9_600,
-            "pretrain_steps": 3_000,
-            "pretrain_batch": 512,
+            "tasks_per_step": 256,
+            "steps": 1_500,
+            "validate_every": 38_400,
+            "validation_tasks": 2_000,
+            "pretrain_steps": 5_000,
+            "pretrain_batch": 2_048,
+            "pretrain_learning_rate": 2e-3,
             "pretrain_label_smoothing": 0.0,
+            "average": 0.995,
         },
-        {"dropout": 0.3},
+        {"dropout": 0.4},
     ),
     "*/maml-*": Changes(
         {"pretrain_steps": 0, "average": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}
     ),
 }
 
-TRIED: dict[str, int] = {"omniglot-*": 0, "mini-imagenet-*": 0, "mini-imagenet-*/fwresnet-*": 0, "ptb-*": 0}
+TRIED: dict[str, int] = {
+    "omniglot-*": 7,
+    "mini-imagenet-*": 4,
+    "mini-imagenet-*/fwresnet-*": 1,
+    "ptb-*": 3,
+}
 """How many configurations were compared on validation tasks before `best` was what it is."""
 
 RECIPES: dict[str, dict[str, Changes]] = {"paper": PAPER, "best": BEST}
