@@ -1,4 +1,7 @@
-"""The record as tables in Markdown: `python benchmarks/table.py` prints them, `--write` puts them into README.md."""
+"""The record as tables in Markdown: `python benchmarks/table.py` prints them, `--write` puts them into README.md.
+
+With `--write` the paper's timing figure is drawn anew, too, from the same lines.
+"""
 
 import statistics
 import sys
@@ -9,20 +12,26 @@ from typing import Any
 from fastweights import bench
 
 HERE = Path(__file__).parent
-RECORD, README = HERE.parent / "results" / "bench.jsonl", HERE / "README.md"
+RESULTS, README = HERE.parent / "results", HERE / "README.md"
+RECORD, FIGURE = RESULTS / "bench.jsonl", RESULTS / "timing.png"
+FIGURE_JOB = {"job": "mini-imagenet 5-way 1-shot 15 queries", "tasks_at_once": 64, "device": "NVIDIA H200"}
 BEGIN, END = "<!-- tables: written by benchmarks/table.py --write -->", "<!-- end of tables -->"
 Line = dict[str, Any]
 
 
 def tables(lines: Iterable[Line]) -> str:
     """Every table there are lines for."""
-    latest = list({identity(line): line for line in lines}.values())
+    latest = latest_of(lines)
     kinds = {
         "### Learners, ms per task": (tasks_table, [line for line in latest if "train_tasks_per_second" in line]),
         "### Growing shots": (shots_table, [line for line in latest if "shots" in line]),
         "### On a CPU": (cpu_table, [line for line in latest if "threads" in line]),
     }
     return "\n\n".join(f"{title}\n\n{make(mine)}" for title, (make, mine) in kinds.items() if mine)
+
+
+def latest_of(lines: Iterable[Line]) -> list[Line]:
+    return list({identity(line): line for line in lines}.values())
 
 
 def identity(line: Line) -> str:
@@ -97,9 +106,12 @@ def with_tables(readme: str, made: str) -> str:
 
 
 def main() -> None:
-    made = tables(bench.read(RECORD))
+    lines = bench.read(RECORD)
+    made = tables(lines)
     if "--write" in sys.argv[1:]:
         README.write_text(with_tables(README.read_text(), made))
+        shown = [line for line in latest_of(lines) if FIGURE_JOB.items() <= line.items()]
+        bench.draw(sorted(shown, key=lambda line: statistics.median(line["train_ms"])), FIGURE)
     else:
         print(made)
 
