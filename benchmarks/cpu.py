@@ -25,9 +25,10 @@ from fastweights.encoders import images_to_float
 from fastweights.episodes import Episode, EpisodeSampler
 from fastweights.layers import SLOPE
 from fastweights.learners import Learner, build_learner
+from fastweights.objectives import MetaObjective
 from fastweights.presets import preset
 from fastweights.settings import TrainSettings
-from fastweights.steps import MetaObjective, Rate, TrainStep
+from fastweights.steps import Rate, TrainStep
 
 FORMATS = ("as is", "channels-last", "planar")
 SHAPE, WAY, QUERIES, TASKS = (28, 28, 1), 5, 10, 4
@@ -55,7 +56,7 @@ def _training(learner: Learner, sampler: EpisodeSampler, layout: str) -> Work:
         draw = sampler.episode
         sampler.episode = lambda positions: draw(positions).map_x(planar)  # type: ignore[method-assign]
     rate = Rate(TrainSettings.learning_rate)
-    step = TrainStep(objective, learner.parameters(), rate, seed="cpu", device=torch.device("cpu"))
+    step = TrainStep(objective, [(1.0, learner.parameters())], rate, seed="cpu", device=torch.device("cpu"))
     return lambda: (step(0, 0.0), step.metrics())
 
 

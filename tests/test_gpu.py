@@ -9,9 +9,10 @@ from conftest import blobs
 from fastweights.encoders import CNN
 from fastweights.episodes import EpisodeSampler
 from fastweights.learners import build_learner
+from fastweights.objectives import MetaObjective
 from fastweights.precision import autocast
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import MetaObjective, Rate, TrainStep
+from fastweights.steps import Rate, TrainStep
 from fastweights.training import Training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -24,7 +25,7 @@ def make_step(learner, settings: TrainSettings, graph: bool) -> TrainStep:
     sampler = EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3)
     rate = Rate(settings.learning_rate, settings.schedule)
     objective = MetaObjective(learner, sampler, settings)
-    return TrainStep(objective, learner.parameters(), rate, seed="0", device=sampler.items.device, graph=graph)
+    return TrainStep(objective, [(1.0, learner.parameters())], rate, seed="0", device=sampler.items.device, graph=graph)
 
 
 def losses(settings: TrainSettings, graph: bool, steps: int = 12) -> list[float]:

@@ -17,7 +17,7 @@ from fastweights import checkpoint
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
 from fastweights.logs import JsonlLog
-from fastweights.steps import Rate, WeightAverage, make_optimizer
+from fastweights.steps import Rate, WeightAverage, make_optimizer, set_learning_rate
 from fastweights.training import CHECKPOINT, LOG, MODEL, Training, resume
 
 
@@ -100,7 +100,7 @@ def test_cosine_schedule_ends_at_zero():
 
 def test_only_matrices_decay():
     matrix, scale = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.tensor(1.0))
-    optimizer = make_optimizer([matrix, scale], rate=0.1, weight_decay=0.5, device=torch.device("cpu"))
+    optimizer = make_optimizer([(1.0, [matrix, scale])], rate=0.1, weight_decay=0.5, device=torch.device("cpu"))
     matrix.grad, scale.grad = torch.zeros(2, 2), torch.zeros(())
     optimizer.step()
     assert torch.allclose(matrix, torch.full((2, 2), 0.95))
@@ -151,9 +151,37 @@ def test_training_tasks_may_be_larger_than_those_asked(dataset, learner_settings
     assert {each[1:] for each in drawn - {trained_on}} == {(3, 3)}
 
 
+def test_an_encoder_at_rate_nothing_stays_as_it_was(dataset, learner_settings, train_settings):
+    training = Training(learner_settings, replace(train_settings, steps=5, encoder_rate=0.0), dataset)
+    before = {name: weights.clone() for name, weights in training.learner.named_parameters()}
+    training.run()
+    changed = {name for name, weights in training.learner.named_parameters() if not torch.equal(weights, before[name])}
+    assert changed
+    assert not any(name.startswith("encoder.") for name in changed)
+
+
+def test_a_slower_encoder_steps_by_its_share():
+    fast, slow = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2, 2))
+    optimizer = make_optimizer([(0.25, [slow]), (1.0, [fast])], 0.1, 0.0, torch.device("cpu"), "sgd")
+    set_learning_rate(optimizer, 0.2)
+    fast.grad = slow.grad = torch.ones(2, 2)
+    optimizer.step()
+    assert torch.allclose(slow, 0.25 * fast)
+    assert fast[0, 0].item() == pytest.approx(-0.2 * 1.9)
+
+
+def test_a_classifier_beside_is_resumed_with_the_rest(dataset, learner_settings, train_settings, tmp_path):
+    settings = replace(train_settings, classify=0.5, length_penalty=0.1, encoder_rate=0.5, steps=12)
+    _, whole, _ = train(learner_settings, settings, dataset)
+    _, first, _ = train(learner_settings, replace(settings, steps=5), dataset, folder=tmp_path)
+    rest = Lines()
+    resume(tmp_path, dataset, sinks=[rest], steps=12).run()
+    assert first.losses() + rest.losses() == whole.losses()
+
+
 def test_sgd_steps_with_momentum_and_decay():
     matrix = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = make_optimizer([matrix], rate=0.1, weight_decay=0.5, device=torch.device("cpu"), kind="sgd")
+    optimizer = make_optimizer([(1.0, [matrix])], rate=0.1, weight_decay=0.5, device=torch.device("cpu"), kind="sgd")
     expected, momentum = 1.0, 0.0
     for _ in range(3):
         matrix.grad = torch.full((2, 2), 2.0)

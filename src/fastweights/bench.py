@@ -28,10 +28,11 @@ from fastweights.errors import UserError
 from fastweights.files import replacing
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import KeyLearner
+from fastweights.objectives import MetaObjective, score
 from fastweights.precision import autocast
 from fastweights.presets import preset
 from fastweights.settings import TrainSettings
-from fastweights.steps import MetaObjective, Rate, TrainStep, score
+from fastweights.steps import Rate, TrainStep
 from fastweights.training import accelerated
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
@@ -154,7 +155,7 @@ def _time_training(
     settings = TrainSettings(tasks_per_step=job.tasks, precision=precision)
     step = TrainStep(
         MetaObjective(learner, sampler, settings),
-        learner.parameters(),
+        [(1.0, learner.parameters())],
         Rate(settings.learning_rate),
         seed="bench",
         device=device,

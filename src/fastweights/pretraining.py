@@ -6,22 +6,21 @@ encoder: learners that share these can share the encoder, and a folder of such e
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastweights import checkpoint
-from fastweights.augment import augment
 from fastweights.data.items import Items
-from fastweights.episodes import seed_of
 from fastweights.learners import Learner
-from fastweights.precision import autocast
+from fastweights.objectives import ClassifierObjective
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import Rate, TrainStep, mean_of_finite, score
+from fastweights.steps import Rate, TrainStep, mean_of_finite
+
+Modules = Mapping[str, nn.Module]
 
 ABOVE_THE_ENCODER = frozenset(
     ["system", "slots", "placement", "rule", "width", "bias", "label_noise", "inner_steps", "inner_rate", "first_order"]
@@ -29,25 +28,6 @@ ABOVE_THE_ENCODER = frozenset(
 """Settings of a learner that its encoder does not know of."""
 OF_PRETRAINING = frozenset(["dataset", "variant", "data_hash", "augment", "precision", "seed"])
 """Settings of a training, besides those named pretrain_..., that pre-training depends on."""
-
-
-class ClassifierObjective(nn.Module):
-    """Tell all training classes apart with a linear layer on the encoder: what pre-training does."""
-
-    def __init__(self, learner: Learner, items: Items, settings: TrainSettings) -> None:
-        super().__init__()
-        self.items, self.settings, self.learner = items, settings, learner
-        self.head = nn.Linear(int(learner.encoder.width), items.classes, device=items.device)  # type: ignore[arg-type]
-        classes = torch.arange(items.classes, device=items.device)
-        self.class_of = classes.repeat_interleave(items.sizes)
-
-    def forward(self) -> tuple[Tensor, Tensor]:
-        s = self.settings
-        positions = torch.randint(len(self.class_of), (1, s.pretrain_batch), device=self.items.device)
-        images = augment(self.items.gather(positions), s.augment)
-        with autocast(s.precision, self.items.device):
-            keys = self.learner.embed(images)
-        return score(self.head(keys[0]), self.class_of[positions[0]], s.pretrain_label_smoothing)
 
 
 @dataclass(frozen=True)
@@ -62,15 +42,22 @@ class Progress:
 
 
 def pretrain(
-    learner: Learner, items: Items, settings: TrainSettings, *, graph: bool, go_on: Callable[[Progress], bool]
+    learner: Learner,
+    head: nn.Module,
+    items: Items,
+    settings: TrainSettings,
+    *,
+    graph: bool,
+    go_on: Callable[[Progress], bool],
 ) -> bool:
-    """Train the encoder of a learner; `go_on` hears of it now and then, and False from it gives up, half trained."""
+    """Train a learner's encoder under a classifier's head.
+
+    `go_on` hears of it now and then, and False from it gives up, half trained.
+    """
     s = settings
-    torch.manual_seed(seed_of(f"seed {s.seed} pretraining"))
-    objective = ClassifierObjective(learner, items, s)
     step = TrainStep(
-        objective,
-        [*learner.encoder.parameters(), *objective.head.parameters()],
+        ClassifierObjective(learner, head, items, s),
+        [(1.0, [*learner.encoder.parameters(), *head.parameters()])],
         Rate(s.pretrain_learning_rate, "cosine"),
         seed=f"seed {s.seed} pretraining",
         weight_decay=s.pretrain_weight_decay,
@@ -98,18 +85,19 @@ class Shelf:
         facts = json.dumps(dependencies(learner, training), sort_keys=True)
         return self.folder / f"{learner.encoder}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.safetensors"
 
-    def put(self, encoder: nn.Module, learner: LearnerSettings, training: TrainSettings, seconds: float) -> None:
-        """Keep an encoder, and how long it was trained."""
-        sections = {"encoder": encoder.state_dict()}
+    def put(self, modules: Modules, learner: LearnerSettings, training: TrainSettings, seconds: float) -> None:
+        """Keep an encoder and its classifier's head, by name, and how long they were trained."""
+        sections = {name: module.state_dict() for name, module in modules.items()}
         checkpoint.save(self.path(learner, training), sections, learner, training, {"seconds": seconds})
 
-    def take(self, encoder: nn.Module, learner: LearnerSettings, training: TrainSettings) -> float | None:
-        """Fill an encoder; the seconds it was trained, or None where there is no such encoder."""
+    def take(self, modules: Modules, learner: LearnerSettings, training: TrainSettings) -> float | None:
+        """Fill an encoder and a head; the seconds they were trained, or None where there are none such."""
         path = self.path(learner, training)
         if not path.exists():
             return None
         saved = checkpoint.load(path)
-        checkpoint.fill(encoder, saved.section("encoder"), path)
+        for name, module in modules.items():
+            checkpoint.fill(module, saved.section(name), path)
         return float(saved.counters["seconds"])
 
 

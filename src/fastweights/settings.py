@@ -127,6 +127,12 @@ class TrainSettings(_Settings):
     """Decoupled weight decay (AdamW)."""
     label_smoothing: float = 0.0
     """Label smoothing of the training loss."""
+    encoder_rate: float = 1.0
+    """The encoder's step size as a share of the learning rate."""
+    length_penalty: float = 0.0
+    """Weight of a penalty on keys of unequal length: see `objectives.unequal_lengths`."""
+    classify: float = 0.0
+    """Weight of telling all training classes apart by the queries' keys, besides answering tasks."""
     validate_every: int = 400
     """Training tasks between two validations."""
     validation_tasks: int = 400
@@ -147,6 +153,8 @@ class TrainSettings(_Settings):
     """Its weight decay: decoupled with adam, part of the gradient with sgd."""
     pretrain_label_smoothing: float = 0.1
     """Label smoothing in them."""
+    pretrain_mixup: bool = False
+    """Whether they see every image blended with another, and are asked for both."""
     average: float = 0.0
     """Decay of the moving average of the weights that is validated and kept; 0 keeps the weights themselves."""
     augment: tuple[str, ...] = ()

@@ -4,53 +4,21 @@ On a GPU the whole step is captured once as a CUDA graph and replayed, so that t
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
-from fastweights.augment import augment_tasks
 from fastweights.distributed import Ranks
-from fastweights.episodes import EpisodeSampler, seed_of
+from fastweights.episodes import seed_of
 from fastweights.errors import UserError
-from fastweights.learners import Learner
-from fastweights.precision import autocast
-from fastweights.settings import TrainSettings
 
 ALONE = Ranks()
+Part = tuple[float, Iterable[Tensor]]
+"""Parameters, and the share of the step size they are given."""
 EAGER_STEPS = 3
 """Steps taken one operation at a time before a graph is captured: libraries choose their algorithms in them."""
-
-Objective = Callable[[], tuple[Tensor, Tensor]]
-"""Draws a batch by torch's generator and answers it: the loss, and the share of right answers."""
-
-
-class MetaObjective:
-    """Answer the queries of a few tasks, each from its description."""
-
-    def __init__(
-        self, learner: Learner, sampler: EpisodeSampler, settings: TrainSettings, ranks: Ranks = ALONE
-    ) -> None:
-        self.answer: nn.Module = DistributedDataParallel(learner) if ranks.several else learner
-        self.sampler, self.settings = sampler, settings
-        self.mine = ranks.share(settings.tasks_per_step)
-
-    def __call__(self) -> tuple[Tensor, Tensor]:
-        s = self.settings
-        positions = self.sampler.positions(s.tasks_per_step)[self.mine]
-        episode = augment_tasks(self.sampler.episode(positions), s.augment, s.new_classes)
-        with autocast(s.precision, positions.device):
-            logits = self.answer(episode)
-        return score(logits.flatten(0, 1), episode.query_y.flatten(), s.label_smoothing)
-
-
-def score(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy and share of right answers."""
-    loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    return loss, (logits.detach().argmax(-1) == labels).float().mean()
 
 
 @dataclass(frozen=True)
@@ -66,6 +34,10 @@ class Rate:
         return self.peak if self.schedule == "constant" else self.peak * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
+Objective = Callable[[], tuple[Tensor, Tensor]]
+"""Draws a batch by torch's generator and answers it: the loss, and the share of right answers."""
+
+
 class TrainStep:
     """Takes steps towards an objective; losses stay on the device until somebody asks for them."""
 
@@ -74,7 +46,7 @@ class TrainStep:
     def __init__(
         self,
         objective: Objective,
-        parameters: Iterable[Tensor],
+        parts: Sequence[Part],
         rate: Rate,
         *,
         seed: str,
@@ -88,7 +60,7 @@ class TrainStep:
     ) -> None:
         self.objective, self.rate, self.seed, self.average = objective, rate, seed, average
         self.ranks, self.say = ranks, say
-        self.optimizer = make_optimizer(parameters, rate.peak, weight_decay, device, optimizer)
+        self.optimizer = make_optimizer(parts, rate.peak, weight_decay, device, optimizer)
         self._wants_graph, self._eager_steps = graph and device.type == "cuda" and not ranks.several, 0
         self._latest = torch.zeros(2, device=device)
         self._metrics: list[Tensor] = []
@@ -198,29 +170,30 @@ OPTIMIZERS = ("adam", "sgd")
 
 
 def make_optimizer(
-    parameters: Iterable[Tensor], rate: float, weight_decay: float, device: torch.device, kind: str = "adam"
+    parts: Sequence[Part], rate: float, weight_decay: float, device: torch.device, kind: str = "adam"
 ) -> torch.optim.Optimizer:
     """AdamW, or SGD with Nesterov's momentum; on a GPU one kernel for all parameters, with the step size where a graph
     can read it.
 
     Only matrices and filters decay: pulling biases, gains and scales towards zero regularises nothing.
     """
-    parameters = list(parameters)
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
     on_gpu = device.type == "cuda"
-    lr = torch.tensor(rate, device=device) if on_gpu else rate
+    groups = []
+    for share, parameters in parts:
+        every = list(parameters)
+        decaying, others = [p for p in every if p.dim() > 1], [p for p in every if p.dim() <= 1]
+        for chosen, decay in ((decaying, weight_decay), (others, 0.0)):
+            lr = torch.tensor(share * rate, device=device) if on_gpu else share * rate
+            groups.append({"params": chosen, "weight_decay": decay, "share": share, "lr": lr})
+    groups = [group for group in groups if group["params"]]
     if kind == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=on_gpu)
-    return torch.optim.AdamW(groups, lr=lr, fused=on_gpu, capturable=on_gpu)
+        return torch.optim.SGD(groups, momentum=0.9, nesterov=True, fused=on_gpu)
+    return torch.optim.AdamW(groups, fused=on_gpu, capturable=on_gpu)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(group["share"] * rate)
         else:
-            group["lr"] = rate
+            group["lr"] = group["share"] * rate

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastweights import checkpoint
 from fastweights.augment import GEOMETRY, check_augmentations
@@ -25,10 +25,11 @@ from fastweights.evaluation import Evaluation, evaluate
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import KeyLearner
 from fastweights.logs import Sink
+from fastweights.objectives import MetaObjective, new_head
 from fastweights.precision import PRECISIONS
 from fastweights.pretraining import Progress, Shelf, pretrain
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import ALONE, OPTIMIZERS, MetaObjective, Rate, TrainStep, WeightAverage, mean_of_finite
+from fastweights.steps import ALONE, OPTIMIZERS, Part, Rate, TrainStep, WeightAverage, mean_of_finite
 
 Weights = Mapping[str, Tensor]
 CHECKPOINT, MODEL, LOG = "checkpoint.safetensors", "model.safetensors", "log.jsonl"
@@ -74,6 +75,11 @@ def check_settings(settings: TrainSettings) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(settings, name)}.")
     if settings.pretrain_optimizer not in OPTIMIZERS:
         raise UserError(f"unknown optimizer {settings.pretrain_optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
+    for name in ("length_penalty", "classify"):
+        if getattr(settings, name) < 0:
+            raise UserError(f"{name} is a weight of at least 0, not {getattr(settings, name)}.")
+    if not 0 <= settings.encoder_rate < math.inf:
+        raise UserError(f"encoder_rate is a share of the learning rate of at least 0, not {settings.encoder_rate}.")
     if settings.pretrain_steps < 0:
         raise UserError(f"--pretrain-steps must be at least 0, not {settings.pretrain_steps}.")
     if not 0 <= settings.average < 1:
@@ -106,6 +112,10 @@ class Training:
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
         self.ranks, self.shelf, self.device = ranks, shelf, self.items["train"].device
         self.average = WeightAverage(self.learner, settings.average) if settings.average else None
+        torch.manual_seed(seed_of(f"seed {settings.seed} pretraining"))
+        self.head = (
+            new_head(self.learner, self.items["train"]) if settings.pretrain_steps or settings.classify else None
+        )
         self.take_step = self._make_step()
         self._questions = {  # now rather than when they are asked: data too small for them shall fail before the work
             split: self._ask(split, tasks)
@@ -122,10 +132,14 @@ class Training:
         s, items = self.settings, self.items["train"]
         way, shot, queries = s.training_task
         if self.dataset.manifest.get("drop_small_classes"):  # rare words, say: of no use with so many shots
+            if s.classify:
+                raise UserError(
+                    f"classify wants every class in the tasks, but {self.dataset.name} leaves rare ones out."
+                )
             items = items.with_at_least(shot + queries)
         return TrainStep(
-            MetaObjective(self.learner, EpisodeSampler(items, way, shot, queries), s, self.ranks),
-            self.learner.parameters(),
+            MetaObjective(self.learner, EpisodeSampler(items, way, shot, queries), s, self.ranks, self.classifier),
+            self._parts(),
             Rate(s.learning_rate, s.schedule),
             seed=f"seed {s.seed}",
             weight_decay=s.weight_decay,
@@ -134,6 +148,22 @@ class Training:
             graph=self._captures_graphs,
             ranks=self.ranks,
         )
+
+    @property
+    def classifier(self) -> nn.Module | None:
+        """The head of all training classes, where it is trained besides the learner."""
+        return self.head if self.settings.classify else None
+
+    def _parts(self) -> list[Part]:
+        """What is trained: all at one rate, or the encoder at its own."""
+        besides = [] if self.classifier is None else list(self.classifier.parameters())
+        share = self.settings.encoder_rate
+        if share == 1:
+            return [(1.0, [*self.learner.parameters(), *besides])]
+        encoder = list(self.learner.encoder.parameters())
+        of_encoder = {id(parameter) for parameter in encoder}
+        others = [parameter for parameter in self.learner.parameters() if id(parameter) not in of_encoder]
+        return [(share, encoder), (1.0, [*others, *besides])]
 
     @property
     def _captures_graphs(self) -> bool:
@@ -147,6 +177,8 @@ class Training:
         self.best = {name: t.to(self.device) for name, t in saved.section("best").items()}
         if self.average is not None:
             self.average.fill(saved.section("average"))
+        if self.classifier is not None:
+            checkpoint.fill(self.classifier, saved.section("classifier"), saved.path)
         self.counters = Counters(**saved.counters)
 
     def run(self, deadline: float = math.inf) -> Outcome:
@@ -175,13 +207,16 @@ class Training:
             self._write("pretrain", **asdict(progress))
             return not self._stop
 
-        settings = self.learner_settings, self.settings
-        seconds = None if self.shelf is None else self.shelf.take(self.learner.encoder, *settings)
+        assert self.head is not None
+        settings, modules = (self.learner_settings, self.settings), {"encoder": self.learner.encoder, "head": self.head}
+        seconds = None if self.shelf is None else self.shelf.take(modules, *settings)
         if seconds is not None:
             self.counters.seconds = seconds  # as if it had been trained here and now
-        elif pretrain(self.learner, self.items["train"], self.settings, graph=self._captures_graphs, go_on=go_on):
+        elif pretrain(
+            self.learner, self.head, self.items["train"], self.settings, graph=self._captures_graphs, go_on=go_on
+        ):
             if self.shelf is not None and self.ranks.first:
-                self.shelf.put(self.learner.encoder, *settings, self.counters.seconds)
+                self.shelf.put(modules, *settings, self.counters.seconds)
         else:
             self.learner.load_state_dict(untrained)
             return
@@ -279,6 +314,8 @@ class Training:
         }
         if self.average is not None:
             whole["average"] = self.average.averages()
+        if self.classifier is not None:
+            whole["classifier"] = self.classifier.state_dict()
         for name, sections in ((MODEL, weights), (CHECKPOINT, whole)):
             path = self.folder / name
             checkpoint.save(path, sections, self.learner_settings, self.settings, asdict(self.counters))

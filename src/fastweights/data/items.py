@@ -45,10 +45,13 @@ class Items:
     def item_shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape[1:])
 
+    def classes_of(self, positions: Tensor) -> Tensor:
+        """The class of each of the items at these positions (any shape)."""
+        return torch.searchsorted(self.offsets, positions.contiguous(), right=True) - 1
+
     def names_of(self, positions: Tensor) -> list[str]:
         """The class names of the items at these positions."""
-        classes = torch.searchsorted(self.offsets, positions.contiguous(), right=True) - 1
-        return [self.names[c] for c in classes.flatten().tolist()]
+        return [self.names[c] for c in self.classes_of(positions).flatten().tolist()]
 
     def gather(self, positions: Tensor) -> Tensor:
         """The items at these positions (any shape): (*positions.shape, *item_shape)."""

@@ -94,10 +94,16 @@ class KeyLearner(Learner):
         return self.answer(state, self.embed(query_x))
 
     def forward(self, episode: Episode) -> Tensor:
-        """One pass of the encoder for support and queries; batch norm, in training, sees both together."""
-        split = episode.support_x.shape[1], episode.query_x.shape[1]
-        keys, queries = self.embed(torch.cat([episode.support_x, episode.query_x], dim=1)).split(split, dim=1)
-        return self.answer(self.bind(keys, episode.support_y, episode.way), queries)
+        return self.answers_and_keys(episode)[0]
+
+    def answers_and_keys(self, episode: Episode) -> tuple[Tensor, Tensor]:
+        """Logits (T, N*Q, N) and the keys (T, N*K + N*Q, D) of support and queries they were computed from.
+
+        One pass of the encoder for both; batch norm, in training, sees them together.
+        """
+        all_keys = self.embed(torch.cat([episode.support_x, episode.query_x], dim=1))
+        keys, queries = all_keys.split((episode.support_x.shape[1], episode.query_x.shape[1]), dim=1)
+        return self.answer(self.bind(keys, episode.support_y, episode.way), queries), all_keys
 
     def extend(self, state: State, x: Tensor, y: Tensor, way: int | None = None) -> dict[str, Tensor]:
         check_labels(x, y)

@@ -1,0 +1,124 @@
+"""What slow weights are trained for: to answer tasks and, before that or besides, to tell all classes apart."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from fastweights.augment import augment, augment_tasks
+from fastweights.data.items import Items
+from fastweights.distributed import Ranks
+from fastweights.episodes import Episode, EpisodeSampler
+from fastweights.errors import UserError
+from fastweights.learners import Learner
+from fastweights.learners.base import KeyLearner
+from fastweights.precision import autocast
+from fastweights.settings import TrainSettings
+
+ALONE = Ranks()
+
+
+class MetaObjective:
+    """Answer the queries of a few tasks, each from its description."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        sampler: EpisodeSampler,
+        settings: TrainSettings,
+        ranks: Ranks = ALONE,
+        classifier: nn.Module | None = None,
+    ) -> None:
+        lesson = Lesson(learner, settings, classifier)
+        self.lesson: nn.Module = DistributedDataParallel(lesson) if ranks.several else lesson
+        self.sampler, self.settings = sampler, settings
+        self.mine = ranks.share(settings.tasks_per_step)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        s = self.settings
+        positions = self.sampler.positions(s.tasks_per_step)[self.mine]
+        episode = augment_tasks(self.sampler.episode(positions), s.augment, s.new_classes)
+        classes = self.sampler.items.classes_of(positions[:, :, 0])
+        with autocast(s.precision, positions.device):
+            logits, besides = self.lesson(episode, classes)
+        loss, right = score(logits.flatten(0, 1), episode.query_y.flatten(), s.label_smoothing)
+        return loss + besides, right
+
+
+class Lesson(nn.Module):
+    """A learner's answers to some tasks, and the losses that are asked for besides theirs.
+
+    One module, since several processes must average the gradients of all of it.
+    """
+
+    def __init__(self, learner: Learner, settings: TrainSettings, classifier: nn.Module | None) -> None:
+        super().__init__()
+        self.learner, self.settings, self.classifier = learner, settings, classifier
+        self.asks_more = bool(settings.length_penalty or settings.classify)
+        if self.asks_more and not isinstance(learner, KeyLearner):
+            raise UserError("a length penalty and a classifier besides are for learners that see items as keys alone.")
+
+    def forward(self, episode: Episode, classes: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of tasks whose classes are those (T, N) of all training classes, and the other losses' sum."""
+        if not self.asks_more:
+            return self.learner(episode), torch.zeros((), device=classes.device)
+        assert isinstance(self.learner, KeyLearner)
+        s, (logits, keys) = self.settings, self.learner.answers_and_keys(episode)
+        besides = s.length_penalty * unequal_lengths(keys)
+        if self.classifier is not None:
+            queries = keys[:, episode.support_x.shape[1] :]
+            labels = classes.gather(1, episode.query_y)
+            told_apart = F.cross_entropy(self.classifier(queries.flatten(0, 1)).float(), labels.flatten())
+            besides = besides + s.classify * told_apart
+        return logits, besides
+
+
+def unequal_lengths(keys: Tensor) -> Tensor:
+    """The variance of the squared lengths of keys (..., D) over their mean squared: 0 where all are as long.
+
+    Hebb's rule multiplies keys as they are, so an example with a longer key draws queries of all classes.
+    """
+    squares = keys.square().sum(-1)
+    return (squares / squares.mean() - 1).square().mean()
+
+
+class ClassifierObjective:
+    """Tell all training classes apart by a linear layer on the encoder: what pre-training does."""
+
+    def __init__(self, learner: Learner, head: nn.Module, items: Items, settings: TrainSettings) -> None:
+        self.learner, self.head, self.items, self.settings = learner, head, items, settings
+        classes = torch.arange(items.classes, device=items.device)
+        self.class_of = classes.repeat_interleave(items.sizes)
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        s = self.settings
+        positions = torch.randint(len(self.class_of), (1, s.pretrain_batch), device=self.items.device)
+        items, labels = augment(self.items.gather(positions), s.augment), self.class_of[positions[0]]
+        if not s.pretrain_mixup:
+            return score(self._logits(items), labels, s.pretrain_label_smoothing)
+        share = torch.rand((), device=items.device)
+        logits = self._logits(blend(items, items.flip(1), share))
+        loss, right = score(logits, labels, s.pretrain_label_smoothing)
+        other_loss, other_right = score(logits, labels.flip(0), s.pretrain_label_smoothing)
+        return torch.lerp(other_loss, loss, share), torch.lerp(other_right, right, share)
+
+    def _logits(self, items: Tensor) -> Tensor:
+        with autocast(self.settings.precision, self.items.device):
+            keys = self.learner.embed(items)
+        return torch.as_tensor(self.head(keys[0]))
+
+
+def blend(images: Tensor, others: Tensor, share: Tensor) -> Tensor:
+    """Images of bytes with so much of themselves and the rest of others (mixup, Zhang et al., 2018)."""
+    return torch.lerp(others.float(), images.float(), share).round().to(torch.uint8)
+
+
+def new_head(learner: Learner, items: Items) -> nn.Linear:
+    """A linear layer from a learner's keys to all classes of a split."""
+    return nn.Linear(int(learner.encoder.width), items.classes, device=items.device)  # type: ignore[arg-type]
+
+
+def score(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and share of right answers."""
+    loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    return loss, (logits.detach().argmax(-1) == labels).float().mean()

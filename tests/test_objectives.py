@@ -1,0 +1,100 @@
+"""Losses: each against the same written out slowly, on values and on gradients."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fastweights.augment import augment_tasks
+from fastweights.episodes import EpisodeSampler
+from fastweights.errors import UserError
+from fastweights.learners import build_learner
+from fastweights.objectives import ClassifierObjective, MetaObjective, blend, new_head, unequal_lengths
+from fastweights.settings import TrainSettings
+
+
+def test_keys_of_one_length_cost_nothing_and_others_by_their_spread():
+    keys = torch.nn.functional.normalize(torch.randn(3, 4, 5, dtype=torch.float64), dim=-1)
+    assert unequal_lengths(7 * keys) < 1e-20
+    keys = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    squares = [sum(x**2 for x in key) for task in keys.tolist() for key in task]
+    mean = sum(squares) / len(squares)
+    expected = sum((square / mean - 1) ** 2 for square in squares) / len(squares)
+    assert unequal_lengths(keys).item() == pytest.approx(expected, rel=1e-12)
+    assert unequal_lengths(10 * keys).item() == pytest.approx(expected, rel=1e-12)  # only ratios count
+    assert torch.autograd.gradcheck(unequal_lengths, keys)
+
+
+def slow_meta_loss(learner, classifier, sampler, s):
+    """The loss of a step, one query at a time."""
+    positions = sampler.positions(s.tasks_per_step)
+    episode = augment_tasks(sampler.episode(positions), s.augment, s.new_classes)
+    logits = learner(episode)
+    keys = learner.embed(torch.cat([episode.support_x, episode.query_x], dim=1))
+    loss = unequal_lengths(keys) * s.length_penalty
+    questions = s.tasks_per_step * s.way * s.queries
+    for task in range(s.tasks_per_step):
+        for query in range(s.way * s.queries):
+            label = query // s.queries
+            first_item = int(positions[task, label, 0])
+            true_class = max(c for c in range(sampler.items.classes) if sampler.items.offsets[c] <= first_item)
+            own = F.cross_entropy(logits[task, query], torch.tensor(label))
+            key = keys[task, s.way * s.shot + query]
+            among_all = F.cross_entropy(classifier(key), torch.tensor(true_class))
+            loss = loss + (own + s.classify * among_all) / questions
+    return loss
+
+
+def test_a_step_asks_for_labels_lengths_and_classes(dataset, learner_settings):
+    s = TrainSettings(way=3, shot=2, queries=2, tasks_per_step=2, length_penalty=0.7, classify=0.3)
+    torch.manual_seed(0)
+    learner = build_learner(learner_settings).eval()  # batch norm by running statistics: two passes see the same
+    classifier = new_head(learner, dataset.splits["train"])
+    sampler = EpisodeSampler(dataset.splits["train"], s.way, s.shot, s.queries)
+    parameters = [*learner.parameters(), *classifier.parameters()]
+    losses = []
+    for loss_of in (
+        lambda: MetaObjective(learner, sampler, s, classifier=classifier)()[0],
+        lambda: slow_meta_loss(learner, classifier, sampler, s),
+    ):
+        torch.manual_seed(1)
+        loss = loss_of()
+        losses.append((loss, *torch.autograd.grad(loss, parameters, allow_unused=True)))
+    for ours, theirs in zip(*losses, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert losses[0][-1].abs().max() > 0
+
+
+def test_learners_without_keys_are_refused(dataset, learner_settings):
+    learner = build_learner(replace(learner_settings, system="maml"))
+    with pytest.raises(UserError, match="length penalty"):
+        MetaObjective(learner, EpisodeSampler(dataset.splits["train"], 3, 1, 1), TrainSettings(length_penalty=1.0))
+
+
+def test_blended_images_are_asked_for_both(dataset, learner_settings):
+    items, s = dataset.splits["train"], TrainSettings(pretrain_batch=6, pretrain_mixup=True)
+    learner = build_learner(learner_settings).eval()
+    head = new_head(learner, items)
+    objective = ClassifierObjective(learner, head, items, s)
+    torch.manual_seed(3)
+    positions = torch.randint(len(objective.class_of), (1, 6))[0]
+    share = torch.rand(())
+    torch.manual_seed(3)
+    loss, _ = objective()
+    expected = 0.0
+    for i in range(6):
+        one, other = items.values[positions[i]].double(), items.values[positions[5 - i]].double()
+        image = (share * one + (1 - share) * other).round().to(torch.uint8)
+        logits = head(learner.encoder(image.unsqueeze(0)))
+        for weight, at in ((share, i), (1 - share, 5 - i)):
+            label = objective.class_of[positions[at]].unsqueeze(0)
+            expected += weight * F.cross_entropy(logits, label, label_smoothing=s.pretrain_label_smoothing) / 6
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_blending():
+    white, black = torch.full((1, 2, 2, 1), 255, dtype=torch.uint8), torch.zeros(1, 2, 2, 1, dtype=torch.uint8)
+    assert (blend(white, black, torch.tensor(0.2)) == 51).all()
+    assert torch.equal(blend(white, black, torch.tensor(1.0)), white)
