@@ -25,7 +25,7 @@ def keys_after(training, dataset):
 def begin(learner_settings, settings, dataset, **options):
     """A training that has pre-trained and taken no step yet."""
     training = Training(learner_settings, settings, dataset, **options)
-    training._pretrain()
+    training.pretrain()
     return training
 
 

@@ -39,6 +39,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(experiments.results_app, name="results")
 app.command()(experiments.reproduce)
+app.command()(experiments.search)
 app.command()(experiments.report)
 console = Console()
 DatasetOption = Annotated[str, typer.Option(help="Name of the dataset, or a folder with a subfolder per class.")]

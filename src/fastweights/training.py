@@ -57,7 +57,7 @@ class Outcome:
     counters: Counters
     interrupted: bool
     test: Evaluation | None
-    """None where the run was interrupted: the test split is touched once, at the end."""
+    """None where the run was interrupted or no test was wanted: the test split is touched once, at the end."""
 
 
 def check_settings(settings: TrainSettings) -> None:
@@ -117,7 +117,7 @@ class Training:
             new_head(self.learner, self.items["train"]) if settings.pretrain_steps or settings.classify else None
         )
         self.take_step = self._make_step()
-        self._questions = {  # now rather than when they are asked: data too small for them shall fail before the work
+        self.questions = {  # now rather than when they are asked: data too small for them shall fail before the work
             split: self._ask(split, tasks)
             for split, tasks in (("val", settings.validation_tasks), ("test", settings.test_tasks))
         }
@@ -181,24 +181,24 @@ class Training:
             checkpoint.fill(self.classifier, saved.section("classifier"), saved.path)
         self.counters = Counters(**saved.counters)
 
-    def run(self, deadline: float = math.inf) -> Outcome:
-        """Train to the end, then answer the test tasks once with the best weights.
+    def run(self, deadline: float = math.inf, *, test: bool = True) -> Outcome:
+        """Train to the end, then answer the test tasks once with the best weights, unless told not to.
 
         Ctrl-C, and the deadline (by `time.monotonic`), interrupt: a checkpoint is written, to be resumed another time.
         """
         self._deadline = deadline
         with self._interruptible():
             if self.settings.pretrain_steps and not self.counters.pretrained:
-                self._pretrain()
+                self.pretrain()
             self._loop()
         if self.counters.step > self._logged_step:
             self._log()
         if not self._stop and self.counters.validated_step < self.counters.step:
             self._validate()
         self.save()
-        return Outcome(self.counters, self._stop, None if self._stop else self._test())
+        return Outcome(self.counters, self._stop, self._test() if test and not self._stop else None)
 
-    def _pretrain(self) -> None:
+    def pretrain(self) -> None:
         """Pre-train the encoder, or take one so trained off the shelf. Interrupted, it begins anew the next time."""
         started, untrained = time.monotonic(), _copy(self.learner.state_dict())
 
@@ -289,7 +289,7 @@ class Training:
     def _evaluate(self, weights: Weights, split: str) -> Evaluation:
         current = _copy(self.learner.state_dict())
         self.learner.load_state_dict(weights)
-        result = evaluate(self.learner, self.items[split], self._questions[split], self.settings.precision)
+        result = evaluate(self.learner, self.items[split], self.questions[split], self.settings.precision)
         self.learner.load_state_dict(current)
         return result
 

@@ -19,7 +19,7 @@ console = Console()
 results_app = typer.Typer(help="The ledger of finished runs.", no_args_is_help=True)
 LedgerOption = Annotated[Path, typer.Option("--ledger", help="The ledger.")]
 RootOption = Annotated[Path | None, typer.Option("--data-root", help="Where datasets lie.")]
-LEDGER = Path("results/runs.jsonl")
+LEDGER, SEARCH = Path("results/runs.jsonl"), Path("results/search.jsonl")
 
 
 def reproduce(
@@ -65,6 +65,35 @@ def reproduce(
         raise UserError(f"{len(summary.failed)} runs failed, the first of them {summary.failed[0]}")
     if summary.unfinished is not None and time.monotonic() < deadline:
         raise typer.Exit(130)  # not the clock: Ctrl-C
+
+
+def search(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help='A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}: what is special, '
+            "mini-imagenet-5way-1shot/fwcnn-hebb, say, and changes to its settings by the best recipe."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The record to add to.")] = SEARCH,
+    data_root: RootOption = None,
+    runs: Annotated[Path, typer.Option(help="Folder of pre-trained encoders.")] = Path("runs/reproduce"),
+    commit: Annotated[str, typer.Option(help="Commit of this code. (default: as git says)")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ... or auto.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "auto",
+) -> None:
+    """Compare configurations on validation tasks; the test split is not touched."""
+    from fastweights.cli import find_device  # deferred: the command line imports this module
+    from fastweights.experiments import reproduce as work
+    from fastweights.experiments import search as searching
+
+    candidates = searching.read_candidates(file)
+    where = find_device(device)
+    place = work.Place(where, choose_precision(precision, where), work.find_commit(commit), runs, data_root)
+    with bars() as report:
+        done = searching.search(candidates, out, place, _say, report)
+    if done < len(candidates):
+        raise typer.Exit(130)  # Ctrl-C
 
 
 def _say(sentence: str) -> None:

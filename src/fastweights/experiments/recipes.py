@@ -3,7 +3,8 @@
 A recipe is a list of changes to the defaults of `LearnerSettings` and `TrainSettings`, each for the models that a
 pattern names ("omniglot-20way-*/fwcnn-*": training/learner). All that match apply, from the top; later ones win.
 
-`best` keeps architecture and rule. It was chosen on validation tasks alone, `TRIED` counts how many were compared.
+`best` keeps architecture and rule. It was chosen on validation tasks alone; `search` keeps the record of what was
+compared.
 """
 
 from collections.abc import Mapping
@@ -137,14 +138,6 @@ BEST: dict[str, Changes] = {
         {"pretrain_steps": 0, "average": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}
     ),
 }
-
-TRIED: dict[str, int] = {
-    "omniglot-*": 7,
-    "mini-imagenet-*": 4,
-    "mini-imagenet-*/fwresnet-*": 1,
-    "ptb-*": 3,
-}
-"""How many configurations were compared on validation tasks before `best` was what it is."""
 
 RECIPES: dict[str, dict[str, Changes]] = {"paper": PAPER, "best": BEST}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastweights.errors import UserError
-from fastweights.experiments import figures, ledger
+from fastweights.experiments import figures, ledger, search
 from fastweights.experiments.compare import (
     Group,
     Measured,
@@ -25,7 +25,8 @@ from fastweights.experiments.pages import (
     to_html,
     to_markdown,
 )
-from fastweights.experiments.recipes import BEST, DEPARTURES, OPEN_CHOICES, TRIED
+from fastweights.experiments.recipes import BEST, DEPARTURES, OPEN_CHOICES
+from fastweights.experiments.search import Tried
 from fastweights.experiments.tables import (
     ABLATION,
     ABLATION_EXPERIMENT,
@@ -56,6 +57,8 @@ class Results:
     details: Mapping[tuple[Any, ...], Details]
     notes: str = ""
     pca: str = ""
+    tried: tuple[Tried, ...] = ()
+    """The configurations that were compared before `best` was what it is."""
 
     def of(
         self, experiment: str, learner: str, recipe: str = "best", variant: str = "", protocol: str = PROTOCOLS[0]
@@ -68,7 +71,8 @@ def read_results(ledger_path: Path) -> Results:
     lines = ledger.read(ledger_path)
     beside = {name: ledger_path.parent / name for name in (NOTES, PCA)}
     texts = {name: path.read_text(encoding="utf-8") if path.exists() else "" for name, path in beside.items()}
-    return Results(tuple(lines), by_group(lines), ledger.read_details(ledger_path), texts[NOTES], texts[PCA])
+    tried = tuple(search.read(ledger_path.parent / search.SEARCH))
+    return Results(tuple(lines), by_group(lines), ledger.read_details(ledger_path), texts[NOTES], texts[PCA], tried)
 
 
 def write(ledger_path: Path) -> tuple[Path, Path]:
@@ -119,7 +123,7 @@ def contents(results: Results) -> list[Block]:
         *_paired(results),
         *_curves(results),
         *_memory(results),
-        *_recipes(),
+        *_recipes(results),
         *_runs(results),
     ]
 
@@ -330,27 +334,53 @@ def _memory(results: Results) -> list[Block]:
     ]
 
 
-def _recipes() -> list[Block]:
+def _recipes(results: Results) -> list[Block]:
     best = tuple(
         (f"`{pattern}`", ", ".join(f"{k} {_value(v)}" for k, v in {**c.training, **c.learner}.items()))
         for pattern, c in BEST.items()
     )
-    tried = "; ".join(f"{count} for `{pattern}`" for pattern, count in TRIED.items())
     return [
         Heading("Recipes"),
         Text("`paper` does what the text says. What the text leaves open was settled once and stays:"),
         Grid(("open", "chosen", "why"), OPEN_CHOICES),
         Text(
             "`best` is the same architecture and the same rule, trained as well as we know how; it was chosen on "
-            f"validation tasks alone. Configurations compared: {tried}. All patterns that fit a model apply, later "
-            "ones win:"
+            "validation tasks alone. All patterns that fit a model apply, later ones win:"
         ),
         Grid(("models", "changes to the defaults"), best),
+        *_searched(results),
     ]
 
 
+def _searched(results: Results) -> list[Block]:
+    """What `best` was chosen from."""
+    rows = tuple(
+        (
+            f"`{tried.cell}`",
+            tried.name,
+            ", ".join(f"{k} {_value(v)}" for k, v in tried.changes.items()),
+            f"{tried.val_accuracy:.2f}",
+            f"{tried.centroid_accuracy:.2f}",
+            f"{tried.train_accuracy:.1f}",
+            f"{tried.best_step:,} of {tried.validation[-1][0]:,}",
+            f"{tried.seconds:.0f}",
+        )
+        for tried in sorted(results.tried, key=lambda tried: tried.cell)
+    )
+    if not rows:
+        return []
+    what = (
+        f"Configurations compared, {len(rows)} so far, each with one seed and mostly a shortened schedule, some while "
+        "others shared the GPU (`search.jsonl`, by `fastweights search`). Changes are to `best` as it was then; "
+        "accuracies in %, of the memory and of the nearest class mean on validation tasks, and of the memory in "
+        "training:"
+    )
+    columns = ("model", "what", "changes", "validation", "nearest mean", "training", "best step", "seconds")
+    return [Text(what), Grid(columns, rows)]
+
+
 def _value(value: Any) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return "+".join(map(str, value)) or "none"
     return f"{value:,}" if isinstance(value, int) else f"{value}"
 

@@ -103,7 +103,7 @@ def reproduce(
         if left <= 0:
             break
         try:
-            dataset = _dataset_of(run, place, dataset, progress)
+            dataset = dataset_of(run, place, dataset, progress)
             if finished and left < estimate_pretraining(run) and not _is_pretrained(run, dataset, place):
                 say(f"{run}: waits for the next call, its pre-training would not be done in time")
                 continue
@@ -128,7 +128,7 @@ def reproduce(
     return Summary(tuple(finished), unfinished, tuple(failed), len(wanted) - len(finished))
 
 
-def _dataset_of(run: Run, place: Place, former: Dataset | None, progress: Report | None) -> Dataset:
+def dataset_of(run: Run, place: Place, former: Dataset | None, progress: Report | None) -> Dataset:
     """The dataset of a run: the one before, where it is the same."""
     name = parse_experiment(run.training).dataset
     if former is not None and former.name == name and (not run.protocol or former.variant == run.protocol):

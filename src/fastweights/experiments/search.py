@@ -1,0 +1,205 @@
+"""Comparing configurations on validation tasks: what `best` is chosen by. The test split is never touched.
+
+What was compared, won or lost, is kept in `search.jsonl` beside the ledger; the report counts and shows it.
+"""
+
+import gc
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastweights.bench import device_name
+from fastweights.data import Dataset
+from fastweights.data.progress import Report
+from fastweights.errors import UserError
+from fastweights.evaluation import evaluate
+from fastweights.experiments.plan import Run, parse_cell
+from fastweights.experiments.reproduce import Place, dataset_of, settings_of
+from fastweights.experiments.tables import PROTOCOLS
+from fastweights.files import replacing
+from fastweights.learners import Prototypical
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.training import Training
+
+SEARCH = "search.jsonl"
+"""What the record is called."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model trained by `best` with some changes."""
+
+    name: str
+    """What is special about it, in a few words."""
+    run: Run
+    training: dict[str, Any]
+    """Changes of `TrainSettings`."""
+    learner: dict[str, Any]
+    """Changes of `LearnerSettings`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What came of it: a line of the record. Accuracies in %, of validation tasks unless said otherwise."""
+
+    name: str
+    cell: str
+    protocol: str
+    seed: int
+    changes: dict[str, Any]
+    """To `best` as it was then."""
+    val_accuracy: float
+    """The best on the way."""
+    val_tasks: int
+    best_step: int
+    centroid_accuracy: float
+    """By the nearest class mean, with the same weights."""
+    pretrained_centroid_accuracy: float | None
+    """Likewise after pre-training alone."""
+    train_accuracy: float
+    """In the last lines of the log."""
+    validation: list[Any]
+    """[step, accuracy] each."""
+    seconds: float
+    device: str
+    torch: str
+    commit: str
+    data_hash: str
+    config: dict[str, Any]
+
+
+def read_candidates(path: Path) -> list[Candidate]:
+    """A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}; also "protocol" and "seed"."""
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        return [_candidate(**entry) for entry in listed]
+    except OSError:
+        raise UserError(f"{path} cannot be read; name a JSON file of configurations.") from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is no list of configurations ({error}); see fastweights search --help.") from None
+
+
+def _candidate(
+    name: str,
+    cell: str,
+    training: dict[str, Any] | None = None,
+    learner: dict[str, Any] | None = None,
+    protocol: str = "",
+    seed: int = 0,
+) -> Candidate:
+    trained, model, variant = parse_cell(cell)
+    protocol = (protocol or PROTOCOLS[0]) if trained.startswith("ptb") else ""
+    for values, kind in ((training, TrainSettings), (learner, LearnerSettings)):
+        unknown = sorted(set(values or {}) - {field.name for field in fields(kind)})
+        if unknown:
+            raise UserError(f"{name}: there is no setting {unknown[0]!r}; see fastweights.settings.{kind.__name__}.")
+    run = Run(trained, model, variant, "best", protocol, seed)
+    return Candidate(name, run, _tupled(training or {}), _tupled(learner or {}))
+
+
+def _tupled(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def search(
+    candidates: Sequence[Candidate],
+    record: Path,
+    place: Place,
+    say: Callable[[str], None],
+    progress: Report | None = None,
+) -> int:
+    """Try candidates out and add each to the record as it is done; how many there were."""
+    dataset: Dataset | None = None
+    for done, candidate in enumerate(candidates):
+        dataset = dataset_of(candidate.run, place, dataset, progress)
+        tried = try_out(candidate, dataset, place)
+        if tried is None:
+            return done
+        append(record, tried)
+        say(
+            f"{tried.name} ({tried.cell}): validation {tried.val_accuracy:.2f} % at step {tried.best_step:,}, "
+            f"nearest mean {tried.centroid_accuracy:.2f} %, training {tried.train_accuracy:.2f} %, "
+            f"{tried.seconds:.0f} s"
+        )
+        gc.collect()  # see reproduce
+    return len(candidates)
+
+
+def try_out(candidate: Candidate, dataset: Dataset, place: Place) -> Tried | None:
+    """Train a candidate; None where it was interrupted."""
+    learner_settings, settings = settings_of(candidate.run, dataset, place.precision)
+    settings = replace(settings, **candidate.training)
+    slots = max(learner_settings.slots, settings.slots)
+    learner_settings = replace(learner_settings, **{"slots": slots, **candidate.learner})
+    log = _Log()
+    training = Training(learner_settings, settings, dataset, place.device, sinks=[log], shelf=place.shelf)
+    before = None
+    if settings.pretrain_steps:
+        training.pretrain()
+        before = _centroid_accuracy(training)
+    outcome = training.run(test=False)
+    if outcome.interrupted:
+        return None
+    training.learner.load_state_dict(training.best)
+    validation = [line for line in log if line["event"] == "validation"]
+    return Tried(
+        name=candidate.name,
+        cell=candidate.run.cell,
+        protocol=candidate.run.protocol,
+        seed=settings.seed,
+        changes={**candidate.training, **candidate.learner},
+        val_accuracy=round(100 * outcome.counters.best_accuracy, 4),
+        val_tasks=settings.validation_tasks,
+        best_step=outcome.counters.best_step,
+        centroid_accuracy=_centroid_accuracy(training),
+        pretrained_centroid_accuracy=before,
+        train_accuracy=round(100 * [line["accuracy"] for line in log if line["event"] == "train"][-1], 4),
+        validation=[[line["step"], round(100 * line["accuracy"], 4)] for line in validation],
+        seconds=round(outcome.counters.seconds, 2),
+        device=device_name(place.device),
+        torch=str(torch.__version__),
+        commit=place.commit,
+        data_hash=settings.data_hash,
+        config={"learner": learner_settings.to_json(), "training": training.settings.to_json()},
+    )
+
+
+class _Log(list[Any]):
+    """A sink that keeps what it is told."""
+
+    def write(self, line: Any) -> None:
+        self.append(line)
+
+    def close(self) -> None:
+        pass
+
+
+def _centroid_accuracy(training: Training) -> float:
+    found = evaluate(
+        Prototypical(training.learner.encoder).eval(),
+        training.items["val"],
+        training.questions["val"],
+        training.settings.precision,
+    )
+    training.learner.train()
+    return round(100 * found.accuracy, 4)
+
+
+def read(record: Path) -> list[Tried]:
+    """All lines; none where the file does not exist yet."""
+    if not record.exists():
+        return []
+    try:
+        return [Tried(**json.loads(text)) for text in record.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{record} is damaged ({error}); restore it from version control.") from None
+
+
+def append(record: Path, tried: Tried) -> None:
+    former = record.read_text(encoding="utf-8") if record.exists() else ""
+    with replacing(record) as draft:
+        draft.write_text(former + json.dumps(asdict(tried), ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,105 @@
+"""Comparing configurations: by validation alone, and everything that was compared is kept."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from fastweights import cli
+from fastweights.errors import UserError
+from fastweights.evaluation import evaluate
+from fastweights.experiments import search
+from fastweights.experiments.pages import to_markdown
+from fastweights.experiments.report import contents, read_results
+from fastweights.experiments.reproduce import Place
+from fastweights.training import Training
+
+CELL = "omniglot-5way-1shot/fwcnn-hebb"
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(torch.device("cpu"), "float32", "abc", tmp_path / "runs")
+
+
+def candidates(tmp_path, *entries):
+    path = tmp_path / "candidates.json"
+    path.write_text(json.dumps(entries))
+    return search.read_candidates(path)
+
+
+def test_each_candidate_becomes_a_line(small_benchmarks, tmp_path, place, monkeypatch):
+    monkeypatch.setattr(Training, "_test", None)  # whoever asks for the test split now fails
+    listed = candidates(
+        tmp_path,
+        {"name": "as it is", "cell": CELL},
+        {
+            "name": "pre-trained, more ways",
+            "cell": CELL,
+            "training": {"train_way": 7, "pretrain_steps": 3, "pretrain_batch": 8, "augment": ["crop"]},
+            "learner": {"width": 12},
+        },
+    )
+    said = []
+    assert search.search(listed, tmp_path / "search.jsonl", place, said.append) == 2
+    first, second = search.read(tmp_path / "search.jsonl")
+    assert (first.name, first.cell, first.changes, first.commit) == ("as it is", CELL, {}, "abc")
+    assert first.pretrained_centroid_accuracy is None
+    assert first.val_accuracy == max(accuracy for _, accuracy in first.validation)
+    assert [step for step, _ in first.validation] == [4, 8, 12]
+    assert second.changes == {
+        "train_way": 7,
+        "pretrain_steps": 3,
+        "pretrain_batch": 8,
+        "augment": ["crop"],
+        "width": 12,
+    }
+    assert second.config["learner"]["slots"] == 7
+    assert second.config["learner"]["width"] == 12
+    assert second.pretrained_centroid_accuracy > 20
+    assert f"{second.val_accuracy:.2f}" in said[1]
+
+
+def test_the_accuracy_is_that_of_the_best_weights(small_benchmarks, tmp_path, place, monkeypatch):
+    kept = []
+    monkeypatch.setattr(search, "Training", lambda *a, **k: kept.append(Training(*a, **k)) or kept[0])
+    [candidate] = candidates(tmp_path, {"name": "one", "cell": CELL})
+    tried = search.try_out(candidate, search.dataset_of(candidate.run, place, None, None), place)
+    training = kept[0]
+    again = evaluate(training.learner, training.items["val"], training.questions["val"])
+    assert tried.val_accuracy == pytest.approx(100 * again.accuracy, abs=1e-3)
+
+
+def test_the_report_shows_what_was_compared(small_benchmarks, tmp_path, place):
+    listed = candidates(tmp_path, {"name": "shifted drawings", "cell": CELL, "training": {"augment": ["crop"]}})
+    search.search(listed, tmp_path / "search.jsonl", place, lambda sentence: None)
+    shown = to_markdown(contents(read_results(tmp_path / "runs.jsonl")))
+    assert "shifted drawings | augment crop" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("nonsense", "no list of configurations"),
+        ('[{"name": "x"}]', "no list of configurations"),
+        ('[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"stepz": 1}}]', "no setting 'stepz'"),
+        ('[{"name": "x", "cell": "omniglot-5way-1shot/nothing"}]', "no model 'nothing'"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path, text, why):
+    path = tmp_path / "candidates.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=why):
+        search.read_candidates(path)
+
+
+def test_on_the_command_line(small_benchmarks, tmp_path, monkeypatch, capsys):
+    candidates(tmp_path, {"name": "as it is", "cell": CELL})
+    out = tmp_path / "found.jsonl"
+    options = ["--out", str(out), "--runs", str(tmp_path / "runs"), "--commit", "abc", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["fastweights", "search", str(tmp_path / "candidates.json"), *options])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    assert "validation" in capsys.readouterr().out
+    assert len(search.read(out)) == 1
