@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastweights.augment import GEOMETRY, augment, augment_tasks, check_augmentations, resample
+from fastweights.augment import GEOMETRY, NODES, augment, augment_tasks, check_augmentations, resample
 from fastweights.episodes import Episode
 from fastweights.errors import UserError
 
@@ -112,6 +112,23 @@ def test_jitter_is_linear_in_colour_and_keeps_a_grey_image_grey():
 def test_resampling_by_the_identity_is_exact(images, mode):
     flat = images.flatten(0, 1)
     assert torch.equal(resample(flat, torch.eye(2, 3).expand(len(flat), 2, 3), None, None, mode), flat)
+
+
+def test_nearest_takes_pixels_as_they_are_and_bicubic_mixes_them():
+    """A fraction of a pixel aside, of an image of 0 and 255 only."""
+    images = 255 * torch.randint(0, 2, (3, 8, 8, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    maps = torch.eye(2, 3).repeat(3, 1, 1)
+    maps[:, :, 2] = 0.6 / 8
+    pure, mixed = (resample(images, maps, None, None, mode).unique().tolist() for mode in ("nearest", "bicubic"))
+    assert pure == [0, 255]
+    assert len(mixed) > 10
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bicubic"])
+def test_a_flat_lattice_bends_nothing(images, mode):
+    flat = images.flatten(0, 1)
+    lattice = torch.zeros(len(flat) * NODES * NODES * 2)
+    assert torch.equal(resample(flat, torch.eye(2, 3).expand(len(flat), 2, 3), lattice, None, mode), flat)
 
 
 def test_unknown_names_are_refused():

@@ -127,6 +127,13 @@ def test_the_cpu_benchmark_measures_every_format(tmp_path, capsys):
     assert "predict one" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_augmentation_is_timed_on_gpus_only(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        load("augmentation.py")["main"]([])
+    assert "needs a CUDA device" in capsys.readouterr().err
+
+
 def test_planar_images_are_the_same_images():
     images = torch.randint(0, 256, (2, 4, 5, 3), dtype=torch.uint8)
     planar = load("cpu.py")["planar"](images)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.encoders import has_triton
 from fastweights.episodes import Episode
 from fastweights.errors import UserError
 
@@ -117,11 +118,17 @@ def augment_tasks(episode: Episode, names: tuple[str, ...], new_classes: tuple[s
 def _augment(images: Tensor, names: tuple[str, ...], former: tuple[str, ...], maps: Tensor | None) -> Tensor:
     """Augment images that are already seen through maps, drawn by the `former` names."""
     flat = images.flatten(0, -4)
-    maps = _drawn(_identity(len(flat), images.device) if maps is None else maps, names, images.shape[-3])
-    lattice = _uniform(len(flat) * NODES * NODES * 2, -0.1, 0.1, images.device) if ELASTIC in names else None
-    colours = _jitter(flat) if COLOUR in names else None
-    exact = EXACT.issuperset((*former, *names))
-    return resample(flat, maps, lattice, colours, "nearest" if exact else "bicubic").view(images.shape)
+    return resample(flat, *draw_changes(flat, names, former, maps)).view(images.shape)
+
+
+def draw_changes(
+    images: Tensor, names: tuple[str, ...], former: tuple[str, ...] = (), maps: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
+    """What to `resample` images (B, H, W, C) by: maps, after those given, a lattice, colours and the mode."""
+    maps = _drawn(_identity(len(images), images.device) if maps is None else maps, names, images.shape[-3])
+    lattice = _uniform(len(images) * NODES * NODES * 2, -0.1, 0.1, images.device) if ELASTIC in names else None
+    colours = _jitter(images) if COLOUR in names else None
+    return maps, lattice, colours, "nearest" if EXACT.issuperset((*former, *names)) else "bicubic"
 
 
 def _identity(count: int, device: torch.device) -> Tensor:
@@ -149,7 +156,8 @@ def _jitter(images: Tensor) -> Tensor:
     weights = _brightness_weights(channels, device)
     grey = weights.expand(channels, channels)
     identity = torch.eye(channels, device=device)
-    mean = (images.flatten(1, 2).float().mean(1) @ weights).view(-1, 1, 1)
+    some = images[:, ::4, ::4].flatten(1, 2).float()  # enough for a mean, and the only copy in floats there is
+    mean = (some.mean(1) @ weights).view(-1, 1, 1)
     linear = brightness * contrast * (saturation * identity + (1 - saturation) * grey)
     constant = (brightness * (1 - contrast) * mean).expand(count, channels, 1)
     return torch.cat([linear, constant], -1)
@@ -158,15 +166,30 @@ def _jitter(images: Tensor) -> Tensor:
 def resample(images: Tensor, maps: Tensor, lattice: Tensor | None, colours: Tensor | None, mode: str) -> Tensor:
     """Images (B, H, W, C) seen through maps (B, 2, 3), black outside, then through colour matrices (B, C, C + 1).
 
-    `lattice`, B * NODES * NODES displacements (x, y), bends what the maps do; 1 is half an image.
+    `lattice`, B * NODES * NODES displacements (x, y), bends what the maps do; 1 is half an image. The mode is nearest
+    or bicubic.
     """
+    bend = None if lattice is None else _bend(lattice, images.shape[1], images.shape[2])
+    if images.is_cuda and images.dtype == torch.uint8 and has_triton():
+        from fastweights import resampling  # deferred: needs a GPU and Triton
+
+        return resampling.resample(images, maps, bend, colours, mode)
+    return plain_resample(images, maps, bend, colours, mode)
+
+
+def _bend(lattice: Tensor, height: int, width: int) -> Tensor:
+    """Displacements of every pixel, (B, 2, H, W), from those of the nodes."""
+    nodes = lattice.view(-1, 2, NODES, NODES)
+    return F.interpolate(nodes, size=(height, width), mode="bicubic", align_corners=True)
+
+
+def plain_resample(images: Tensor, maps: Tensor, bend: Tensor | None, colours: Tensor | None, mode: str) -> Tensor:
+    """`resample` step by step, with the displacements of every pixel: what the kernel of `resampling` is held to."""
     chw = images.permute(0, 3, 1, 2)
     grid = F.affine_grid(maps, list(chw.shape), align_corners=False)
-    if lattice is not None:
-        nodes = lattice.view(-1, 2, NODES, NODES)
-        bent = F.interpolate(nodes, size=chw.shape[-2:], mode=mode, align_corners=True)
-        grid = grid + bent.permute(0, 2, 3, 1)
-    seen = F.grid_sample(chw.float(), grid, mode="bicubic", align_corners=False).permute(0, 2, 3, 1)
+    if bend is not None:
+        grid = grid + bend.permute(0, 2, 3, 1)
+    seen = F.grid_sample(chw.float(), grid, mode=mode, align_corners=False).permute(0, 2, 3, 1)
     if colours is not None:
         seen = torch.einsum("bhwc,bdc->bhwd", seen, colours[:, :, :-1]) + colours[:, None, None, :, -1]
     return seen.round().clamp(0, 255).to(torch.uint8)
