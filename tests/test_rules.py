@@ -1,5 +1,6 @@
 """Every fast-weight rule against a slow reference, in values and in gradients; extending and forgetting."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -38,8 +39,14 @@ def hebb_reference(rule: Hebb, keys: Tensor, labels: Tensor, queries: Tensor) ->
 
 
 def normalised_reference(rule: Normalised, keys: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
-    unit_keys, unit_queries = keys / keys.norm(dim=-1, keepdim=True), queries / queries.norm(dim=-1, keepdim=True)
-    return rule.log_scale.exp() * hebb_reference(Hebb(), unit_keys, labels, unit_queries)
+    """The cosine of each query and each class's summed keys, one pair at a time; 0 for a class without keys."""
+    answers = torch.zeros(len(keys), queries.shape[1], labels.shape[2], dtype=keys.dtype)
+    for task, query, label in itertools.product(*map(range, answers.shape)):
+        total = sum(labels[task, i, label] * keys[task, i] for i in range(keys.shape[1]))
+        q = queries[task, query]
+        if total.norm() > 0:
+            answers[task, query, label] = rule.log_scale.exp() * (q @ total) / (q.norm() * total.norm())
+    return answers
 
 
 def optimal_reference(rule: Optimal, keys: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
@@ -122,6 +129,8 @@ def test_normalised_ignores_lengths_and_starts_positive() -> None:
     labels = one_hots([0, 1, 2])[:1]
     answer = rule.read(rule.write(keys, labels), queries)
     torch.testing.assert_close(rule.read(rule.write(3 * keys, labels), 7 * queries), answer)
+    twice = torch.cat([keys, keys[:, :1]], dim=1), torch.cat([labels, labels[:, :1]], dim=1)
+    torch.testing.assert_close(rule.read(rule.write(*twice), queries), answer)  # told again, a class counts no more
     own = rule.read(rule.write(keys[:, :1], labels[:, :1]), keys[:, :1])
     torch.testing.assert_close(own[0, 0, 0], torch.tensor(10.0, dtype=torch.float64))
 

@@ -30,7 +30,7 @@ def _fast_weights(encoder: str, rule: str, what: str, **more: Any) -> Preset:
 
 
 _GRADIENT = "error gradients mapped to fast weights (section 3.3)"
-_NORMALISED = "unit-length keys and a learned scale (ours)"
+_NORMALISED = "class sums of unit length and a learned scale (ours)"
 _RESNET = {"width": 1024}
 _LSTM = {"layers": 2}
 

@@ -72,21 +72,21 @@ class Hebb(Rule):
 
 
 class Normalised(Hebb):
-    """Hebb's rule on keys and queries of unit length, the answer multiplied by a learned scale.
+    """Hebb's rule read with class sums and queries of unit length, the answer multiplied by a learned scale.
 
-    Every example then counts alike however strongly the encoder responds to it. The scale starts at 10, which gives the
-    read-out about the size of the slow path's activations. Costs as `Hebb`, and (n + q) D for the lengths.
+    Every class then counts alike, however many examples it has, however strongly the encoder responds to them and
+    however well they agree: a sum of keys that point the same way is longer than one of keys that do not. The scale
+    starts at 10, which gives the read-out about the size of the slow path's activations. Costs as `Hebb`, and
+    (C + q) D for the lengths.
     """
 
     def __init__(self, scale: float = 10.0) -> None:
         super().__init__()
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
 
-    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
-        return super().write(F.normalize(keys, dim=-1), signal)
-
     def read(self, trace: Trace, queries: Tensor) -> Tensor:
-        return self.log_scale.exp() * super().read(trace, F.normalize(queries, dim=-1))
+        of_unit_length = {"sums": F.normalize(trace["sums"], dim=-1)}
+        return self.log_scale.exp() * super().read(of_unit_length, F.normalize(queries, dim=-1))
 
 
 class Optimal(Rule):
