@@ -26,6 +26,8 @@ def bars() -> Iterator[Report]:
         if what not in tasks:
             tasks[what] = shown.add_task(what, total=total)
         shown.update(tasks[what], completed=done, total=total)
+        if shown.finished:
+            shown.stop()  # the line below belongs to whatever comes next, which may have a bar of its own
 
     try:
         yield report

@@ -13,6 +13,7 @@ from fastweights.errors import UserError
 from fastweights.experiments import ledger as ledgers
 from fastweights.experiments.plan import Run, choose, parse_cell
 from fastweights.experiments.tables import parse_experiment
+from fastweights.logs import ProgressBar, Sink
 from fastweights.precision import choose_precision
 
 console = Console()
@@ -59,7 +60,7 @@ def reproduce(
     where = find_device(device)
     place = work.Place(where, choose_precision(precision, where), work.find_commit(commit), runs, data_root)
     with bars() as report:
-        summary = work.reproduce(chosen, ledger, place, deadline, _say, progress=report)
+        summary = work.reproduce(chosen, ledger, place, deadline, _say, lambda run: _bar(str(run)), report)
     _say(f"{len(summary.finished)} runs finished, {summary.left} left, {time.monotonic() - started:.0f} s")
     if summary.failed:
         raise UserError(f"{len(summary.failed)} runs failed, the first of them {summary.failed[0]}")
@@ -91,9 +92,14 @@ def search(
     where = find_device(device)
     place = work.Place(where, choose_precision(precision, where), work.find_commit(commit), runs, data_root)
     with bars() as report:
-        done = searching.search(candidates, out, place, _say, report)
+        done = searching.search(candidates, out, place, _say, lambda candidate: _bar(candidate.name), report)
     if done < len(candidates):
         raise typer.Exit(130)  # Ctrl-C
+
+
+def _bar(title: str) -> list[Sink]:
+    """For somebody who watches; a file of output is better off without."""
+    return [ProgressBar(console, title)] if console.is_terminal else []
 
 
 def _say(sentence: str) -> None:

@@ -22,6 +22,7 @@ from fastweights.experiments.reproduce import Place, dataset_of, settings_of
 from fastweights.experiments.tables import PROTOCOLS
 from fastweights.files import replacing
 from fastweights.learners import Prototypical
+from fastweights.logs import Sink
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.training import Training
 
@@ -110,13 +111,14 @@ def search(
     record: Path,
     place: Place,
     say: Callable[[str], None],
+    sinks: Callable[[Candidate], list[Sink]] = lambda candidate: [],
     progress: Report | None = None,
 ) -> int:
     """Try candidates out and add each to the record as it is done; how many there were."""
     dataset: Dataset | None = None
     for done, candidate in enumerate(candidates):
         dataset = dataset_of(candidate.run, place, dataset, progress)
-        tried = try_out(candidate, dataset, place)
+        tried = try_out(candidate, dataset, place, sinks(candidate))
         if tried is None:
             return done
         append(record, tried)
@@ -129,19 +131,22 @@ def search(
     return len(candidates)
 
 
-def try_out(candidate: Candidate, dataset: Dataset, place: Place) -> Tried | None:
+def try_out(candidate: Candidate, dataset: Dataset, place: Place, sinks: Sequence[Sink] = ()) -> Tried | None:
     """Train a candidate; None where it was interrupted."""
     learner_settings, settings = settings_of(candidate.run, dataset, place.precision)
     settings = replace(settings, **candidate.training)
     slots = max(learner_settings.slots, settings.slots)
     learner_settings = replace(learner_settings, **{"slots": slots, **candidate.learner})
-    log = _Log()
-    training = Training(learner_settings, settings, dataset, place.device, sinks=[log], shelf=place.shelf)
-    before = None
-    if settings.pretrain_steps:
-        training.pretrain()
-        before = _centroid_accuracy(training)
-    outcome = training.run(test=False)
+    log, before = _Log(), None
+    training = Training(learner_settings, settings, dataset, place.device, sinks=[log, *sinks], shelf=place.shelf)
+    try:
+        if settings.pretrain_steps:
+            training.pretrain()
+            before = _centroid_accuracy(training)
+        outcome = training.run(test=False)
+    finally:
+        for sink in sinks:
+            sink.close()
     if outcome.interrupted:
         return None
     training.learner.load_state_dict(training.best)
