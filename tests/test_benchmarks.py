@@ -134,6 +134,27 @@ def test_augmentation_is_timed_on_gpus_only(capsys):
     assert "needs a CUDA device" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_benchmark_of_coordinates_says_that_it_needs_a_gpu(capsys):
+    with pytest.raises(SystemExit) as end:
+        load("coordinates.py")["main"]([])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count(".\n") == 1
+
+
+def test_the_benchmark_of_coordinates_times_every_launch(monkeypatch):
+    pytest.importorskip("triton")
+    script = load("coordinates.py")
+    monkeypatch.setattr(script["Gradient"], "_can_be_fused", lambda _, x: x.dtype == torch.float32)  # interpreted
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    mapping = script["draw"]((2, 3, 5), False, device)
+    launches = [("tf32x3", 16, 4, 1), ("ieee", 32, 4, 2)]
+    lines = list(script["measure_fused"](launches, mapping, mapping.exactly(), 1, 0.001))
+    assert len(lines) == 3
+    assert "ieee, block 32, 4 warps, 2 programs" in lines[2]
+    assert "tf32x3, block 16" in lines[1]
+
+
 def test_planar_images_are_the_same_images():
     images = torch.randint(0, 256, (2, 4, 5, 3), dtype=torch.uint8)
     planar = load("cpu.py")["planar"](images)

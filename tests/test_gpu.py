@@ -11,6 +11,7 @@ from fastweights.episodes import EpisodeSampler
 from fastweights.learners import build_learner
 from fastweights.objectives import MetaObjective
 from fastweights.precision import autocast
+from fastweights.rules import RULES, Gradient
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.steps import Rate, TrainStep
 from fastweights.training import Training
@@ -28,9 +29,9 @@ def make_step(learner, settings: TrainSettings, graph: bool) -> TrainStep:
     return TrainStep(objective, [(1.0, learner.parameters())], rate, seed="0", device=sampler.items.device, graph=graph)
 
 
-def losses(settings: TrainSettings, graph: bool, steps: int = 12) -> list[float]:
+def losses(settings: TrainSettings, graph: bool, steps: int = 12, rule: str = "hebb") -> list[float]:
     torch.manual_seed(0)
-    learner = build_learner(NARROW).cuda().train()
+    learner = build_learner(replace(NARROW, rule=rule)).cuda().train()
     step = make_step(learner, settings, graph)
     for i in range(steps):
         step(i, 0.0)
@@ -45,6 +46,38 @@ def test_a_captured_step_equals_a_plain_one(precision, tolerance):
     plain, captured = losses(settings, graph=False), losses(settings, graph=True)
     assert captured == pytest.approx(plain, rel=tolerance)
     assert len(set(captured)) == len(captured)
+
+
+@pytest.mark.parametrize("rule", ["gradient", "gradient-log"])
+def test_a_captured_step_of_the_gradient_rule_equals_a_plain_one(rule, monkeypatch):
+    """By the fused kernels, captured and not, and by the plain path."""
+    settings = replace(SHORT, precision="float32")
+    captured, fused = (losses(settings, graph, rule=rule) for graph in (True, False))
+    monkeypatch.setattr(Gradient, "fusible", False)
+    plain = losses(settings, graph=False, rule=rule)
+    assert captured == pytest.approx(fused, rel=1e-3)
+    assert fused == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["gradient", "gradient-log"])
+def test_millions_of_coordinates_are_mapped_as_exactly_as_by_the_plain_path(rule):
+    """Against float64; rounding decides the slope where a unit is next to zero, so both have some error."""
+    torch.manual_seed(0)
+    mapping = RULES[rule]().cuda()
+    x, direction = torch.randn(2, 16, 288, 288, device="cuda").unbind()
+
+    def values_and_gradients(rule: Gradient, x: torch.Tensor, direction: torch.Tensor) -> list[torch.Tensor]:
+        x = x.clone().requires_grad_()
+        y = rule.map_gradient(x)
+        return [y, *torch.autograd.grad(y, [x, *rule.parameters()], direction)]
+
+    fused = values_and_gradients(mapping, x, direction)
+    mapping.fusible = False
+    plain = values_and_gradients(mapping, x, direction)
+    exact = values_and_gradients(mapping.double(), x.double(), direction.double())
+    for ours, theirs, truth in zip(fused, plain, exact, strict=True):
+        ours_error, theirs_error = ((t.double() - truth).norm() / truth.norm() for t in (ours, theirs))
+        assert ours_error < 10 * theirs_error + 1e-5
 
 
 def test_a_captured_step_obeys_the_learning_rate():

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fastweights import memory
+from fastweights.encoders import has_triton
 from fastweights.layers import SLOPE, he_init
 
 Trace = Mapping[str, Tensor]
@@ -146,13 +147,18 @@ class Gradient(Rule):
     gradient of a layer's weights is the summed outer product of its inputs and the errors at its outputs: Hebb's rule
     with errors in the place of values. All of it, the errors included, is optimised through.
     Write n D E + 1680 D E (1720 preprocessed), read q D E, memory D E. The MLP's activations, some 160 D E floats, are
-    computed in blocks and, where there are many, once more in the backward pass instead of being kept.
+    computed in blocks and, where there are many, once more in the backward pass instead of being kept. On a GPU with
+    Triton `coordinates` does the same in registers, in float32; that can be differentiated once only.
     """
 
     needs_errors = True
     HIDDEN = 40
     BLOCK = 2**20
     """Coordinates mapped at a time: 160 MiB for each of the MLP's activations in float32."""
+    LOG_RANGE = 7.0
+    """p of `log_and_sign`."""
+    fusible = True
+    """Whether the fused kernels may be used where they can be."""
 
     def __init__(self, preprocessed: bool = False) -> None:
         super().__init__()
@@ -166,7 +172,17 @@ class Gradient(Rule):
         )
 
     def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
-        gradient = memory.write(keys, signal)
+        return {"memory": self.map_gradient(memory.write(keys, signal))}
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        return memory.read(trace["memory"], queries)
+
+    def map_gradient(self, gradient: Tensor) -> Tensor:
+        """g on each number of a tensor: by the fused kernels where they can be used, else block by block."""
+        if self._can_be_fused(gradient):
+            from fastweights.coordinates import map_coordinates  # deferred: needs a GPU and Triton
+
+            return map_coordinates(gradient, self.mlp, SLOPE, self.LOG_RANGE)
         blocks = gradient.flatten().split(self.BLOCK)
         if len(blocks) == 1 or not torch.is_grad_enabled():
             mapped = [self.map_coordinates(block) for block in blocks]
@@ -174,18 +190,20 @@ class Gradient(Rule):
             # No random numbers are drawn within, and looking up their state would wait for the device.
             again = partial(checkpoint, self.map_coordinates, use_reentrant=False, preserve_rng_state=False)
             mapped = [again(block) for block in blocks]
-        return {"memory": torch.cat(mapped).view_as(gradient)}
+        return torch.cat(mapped).view_as(gradient)
 
-    def read(self, trace: Trace, queries: Tensor) -> Tensor:
-        return memory.read(trace["memory"], queries)
+    def _can_be_fused(self, gradient: Tensor) -> bool:
+        """Whether the fused kernels compute this: float32 on a GPU."""
+        numbers = {gradient.dtype, *(p.dtype for p in self.mlp.parameters())}
+        return self.fusible and gradient.is_cuda and numbers == {torch.float32} and has_triton()
 
     def map_coordinates(self, gradient: Tensor) -> Tensor:
         """g on each number of a vector."""
-        features = log_and_sign(gradient) if self.preprocessed else gradient.unsqueeze(-1)
+        features = log_and_sign(gradient, self.LOG_RANGE) if self.preprocessed else gradient.unsqueeze(-1)
         return self.mlp(features).squeeze(-1)
 
 
-def log_and_sign(gradient: Tensor, p: float = 7.0) -> Tensor:
+def log_and_sign(gradient: Tensor, p: float = Gradient.LOG_RANGE) -> Tensor:
     """(log|g| / p, sign g) where |g| >= e^-p, else (-1, e^p g), along a new last dimension: both of about unit size."""
     return torch.stack([gradient.abs().clamp(min=math.exp(-p)).log() / p, (gradient * math.exp(p)).clamp(-1, 1)], -1)
 
