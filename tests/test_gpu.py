@@ -52,6 +52,7 @@ def test_a_captured_step_equals_a_plain_one(precision, tolerance):
 def test_a_captured_step_of_the_gradient_rule_equals_a_plain_one(rule, monkeypatch):
     """By the fused kernels, captured and not, and by the plain path."""
     settings = replace(SHORT, precision="float32")
+    monkeypatch.setattr(Gradient, "fusible", True)
     captured, fused = (losses(settings, graph, rule=rule) for graph in (True, False))
     monkeypatch.setattr(Gradient, "fusible", False)
     plain = losses(settings, graph=False, rule=rule)
@@ -71,6 +72,7 @@ def test_millions_of_coordinates_are_mapped_as_exactly_as_by_the_plain_path(rule
         y = rule.map_gradient(x)
         return [y, *torch.autograd.grad(y, [x, *rule.parameters()], direction)]
 
+    mapping.fusible = True
     fused = values_and_gradients(mapping, x, direction)
     mapping.fusible = False
     plain = values_and_gradients(mapping, x, direction)

@@ -148,6 +148,7 @@ def test_on_a_gpu_the_kernel_is_what_augments_and_it_can_be_captured(names, monk
     bend = None if lattice is None else augment._bend(lattice, 84, 84)
     theirs = augment.plain_resample(images, maps, bend, colours, mode)
     monkeypatch.setattr(augment, "plain_resample", None)
+    monkeypatch.setattr(augment, "FUSIBLE", True)
     assert_alike(augment.resample(images, *changes), theirs)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
