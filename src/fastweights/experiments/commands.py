@@ -3,7 +3,7 @@
 import re
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,10 +16,16 @@ from fastweights.experiments.tables import parse_experiment
 from fastweights.logs import ProgressBar, Sink
 from fastweights.precision import choose_precision
 
+if TYPE_CHECKING:
+    from fastweights.experiments.reproduce import Place
+
 console = Console()
 results_app = typer.Typer(help="The ledger of finished runs.", no_args_is_help=True)
 LedgerOption = Annotated[Path, typer.Option("--ledger", help="The ledger.")]
 RootOption = Annotated[Path | None, typer.Option("--data-root", help="Where datasets lie.")]
+CommitOption = Annotated[str, typer.Option(help="Commit of this code. (default: as git says)")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, ... or auto.")]
+PrecisionOption = Annotated[str, typer.Option(help="float32, bfloat16 or auto.")]
 LEDGER, SEARCH = Path("results/runs.jsonl"), Path("results/search.jsonl")
 
 
@@ -41,12 +47,11 @@ def reproduce(
     data_root: RootOption = None,
     ledger: LedgerOption = LEDGER,
     runs: Annotated[Path, typer.Option(help="Folder of checkpoints and logs.")] = Path("runs/reproduce"),
-    commit: Annotated[str, typer.Option(help="Commit of this code. (default: as git says)")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ... or auto.")] = "auto",
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "auto",
+    commit: CommitOption = "",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Run what is missing in the ledger, most wanted first; the next call goes on where this one stopped."""
-    from fastweights.cli import find_device  # deferred: the command line imports this module
     from fastweights.experiments import reproduce as work
 
     started = time.monotonic()
@@ -57,8 +62,7 @@ def reproduce(
     if dry_run:
         _print_plan(chosen, ledger)
         return
-    where = find_device(device)
-    place = work.Place(where, choose_precision(precision, where), work.find_commit(commit), runs, data_root)
+    place = _place(device, precision, commit, runs, data_root)
     with bars() as report:
         summary = work.reproduce(chosen, ledger, place, deadline, _say, lambda run: _bar(str(run)), report)
     _say(f"{len(summary.finished)} runs finished, {summary.left} left, {time.monotonic() - started:.0f} s")
@@ -79,22 +83,27 @@ def search(
     out: Annotated[Path, typer.Option(help="The record to add to.")] = SEARCH,
     data_root: RootOption = None,
     runs: Annotated[Path, typer.Option(help="Folder of pre-trained encoders.")] = Path("runs/reproduce"),
-    commit: Annotated[str, typer.Option(help="Commit of this code. (default: as git says)")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, ... or auto.")] = "auto",
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "auto",
+    commit: CommitOption = "",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Compare configurations on validation tasks; the test split is not touched."""
-    from fastweights.cli import find_device  # deferred: the command line imports this module
-    from fastweights.experiments import reproduce as work
     from fastweights.experiments import search as searching
 
     candidates = searching.read_candidates(file)
-    where = find_device(device)
-    place = work.Place(where, choose_precision(precision, where), work.find_commit(commit), runs, data_root)
+    place = _place(device, precision, commit, runs, data_root)
     with bars() as report:
         done = searching.search(candidates, out, place, _say, lambda candidate: _bar(candidate.name), report)
     if done < len(candidates):
         raise typer.Exit(130)  # Ctrl-C
+
+
+def _place(device: str, precision: str, commit: str, runs: Path, data_root: Path | None) -> "Place":
+    from fastweights.cli import find_device  # deferred: the command line imports this module
+    from fastweights.experiments.reproduce import Place, find_commit
+
+    where = find_device(device)
+    return Place(where, choose_precision(precision, where), find_commit(commit), runs, data_root)
 
 
 def _bar(title: str) -> list[Sink]:
