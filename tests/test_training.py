@@ -127,13 +127,16 @@ def test_pretraining_teaches_the_encoder_to_tell_classes_apart(dataset, learner_
     assert torch.equal(resumed.learner.encoder.convolutions[0].weight, training.learner.encoder.convolutions[0].weight)
 
 
-def test_interrupted_pretraining_begins_anew(dataset, learner_settings, train_settings, tmp_path):
-    settings = replace(train_settings, steps=3, pretrain_steps=10, pretrain_batch=16)
-    whole, _, _ = train(learner_settings, settings, dataset)
+@pytest.mark.parametrize("classify", [0.0, 1.0])
+def test_interrupted_pretraining_begins_anew(dataset, learner_settings, train_settings, tmp_path, classify):
+    settings = replace(train_settings, steps=3, pretrain_steps=10, pretrain_batch=16, log_every=2, classify=classify)
+    whole, whole_lines, _ = train(learner_settings, settings, dataset)
     interrupted = Training(learner_settings, settings, dataset, folder=tmp_path).run(deadline=time.monotonic())
     assert interrupted.counters.step == 0
     assert not interrupted.counters.pretrained
-    assert torch.equal(resume(tmp_path, dataset).run().test.per_task, whole.test.per_task)
+    lines = Lines()
+    assert torch.equal(resume(tmp_path, dataset, sinks=[lines]).run().test.per_task, whole.test.per_task)
+    assert lines.losses() == whole_lines.losses()
 
 
 def test_training_tasks_may_be_larger_than_those_asked(dataset, learner_settings, train_settings, monkeypatch):

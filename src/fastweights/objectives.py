@@ -54,6 +54,7 @@ class Lesson(nn.Module):
     def __init__(self, learner: Learner, settings: TrainSettings, classifier: nn.Module | None) -> None:
         super().__init__()
         self.learner, self.settings, self.classifier = learner, settings, classifier
+        assert (classifier is None) == (settings.classify == 0)
         self.asks_more = bool(settings.length_penalty or settings.classify)
         if self.asks_more and not isinstance(learner, KeyLearner):
             raise UserError("a length penalty and a classifier besides are for learners that see items as keys alone.")

@@ -200,15 +200,16 @@ class Training:
 
     def pretrain(self) -> None:
         """Pre-train the encoder, or take one so trained off the shelf. Interrupted, it begins anew the next time."""
-        started, untrained = time.monotonic(), _copy(self.learner.state_dict())
+        assert self.head is not None
+        started, modules = time.monotonic(), {"encoder": self.learner.encoder, "head": self.head}
+        untrained = {name: _copy(module.state_dict()) for name, module in modules.items()}
 
         def go_on(progress: Progress) -> bool:
             self._agree(time.monotonic() - started)
             self._write("pretrain", **asdict(progress))
             return not self._stop
 
-        assert self.head is not None
-        settings, modules = (self.learner_settings, self.settings), {"encoder": self.learner.encoder, "head": self.head}
+        settings = self.learner_settings, self.settings
         seconds = None if self.shelf is None else self.shelf.take(modules, *settings)
         if seconds is not None:
             self.counters.seconds = seconds  # as if it had been trained here and now
@@ -218,7 +219,8 @@ class Training:
             if self.shelf is not None and self.ranks.first:
                 self.shelf.put(modules, *settings, self.counters.seconds)
         else:
-            self.learner.load_state_dict(untrained)
+            for name, module in modules.items():
+                module.load_state_dict(untrained[name])
             return
         if self.average is not None:
             self.average.restart()
