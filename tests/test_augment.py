@@ -78,6 +78,35 @@ def test_after_their_class_images_go_their_own_ways():
     assert len({image.numpy().tobytes() for image in augmented[0]}) > 6
 
 
+def test_turns_are_by_right_angles_and_exact(images):
+    torch.manual_seed(0)
+    flat = images.flatten(0, 1)
+    turned = [flat.rot90(k, (1, 2)) for k in range(4)]
+    after = augment(flat, ("turn",))
+    hits = torch.stack([(after == x).flatten(1).all(1) for x in turned])
+    assert hits.any(0).all()
+    assert (hits.sum(1) >= 8).all()
+    turns = torch.arange(60).view(6, 10) % 4
+    expected = torch.stack([x.rot90(k % 4) for k, x in enumerate(flat)])
+    assert torch.equal(augment(images, (), turns).flatten(0, 1), expected)
+
+
+def test_images_are_mirrored_before_they_are_turned(images):
+    """Mirrored afterwards, an image turned to the left would lie to the right."""
+    torch.manual_seed(0)
+    flat = images.flatten(0, 1)
+    left = torch.ones(60, dtype=torch.long)
+    after = augment(flat, ("flip",), left)
+    same, mirrored = ((after == x.rot90(1, (1, 2))).flatten(1).all(1) for x in (flat, flat.flip(2)))
+    assert (same | mirrored).all()
+    assert 15 <= same.sum() <= 45
+    labels = torch.zeros(6, 10, dtype=torch.long)
+    task = augment_tasks(Episode(images, labels, images, labels, way=1), ("flip",), ("turn",)).support_x
+    for before, changed in zip(images, task, strict=True):
+        ways = [[(changed == x.rot90(k, (1, 2))).flatten(1).all(1) for x in (before, before.flip(2))] for k in range(4)]
+        assert sum((one | other).all().item() for one, other in ways) == 1
+
+
 def test_elastic_bends_smoothly():
     """Neighbouring columns of a ramp move by nearly the same distance, distant ones do not; none moves too far."""
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ from fastweights.augment import augment_tasks
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
 from fastweights.learners import build_learner
-from fastweights.objectives import ClassifierObjective, MetaObjective, blend, new_head, unequal_lengths
+from fastweights.objectives import ClassifierObjective, MetaObjective, blend, new_head, new_turn_head, unequal_lengths
 from fastweights.settings import TrainSettings
 
 
@@ -92,6 +92,39 @@ def test_blended_images_are_asked_for_both(dataset, learner_settings):
             label = objective.class_of[positions[at]].unsqueeze(0)
             expected += weight * F.cross_entropy(logits, label, label_smoothing=s.pretrain_label_smoothing) / 6
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("blended", [False, True])
+def test_turned_images_are_asked_for_their_turn_and_keys_for_their_length(dataset, learner_settings, blended):
+    items = dataset.splits["train"]
+    s = TrainSettings(pretrain_batch=8, pretrain_turns=True, pretrain_mixup=blended, pretrain_length_penalty=0.5)
+    learner = build_learner(learner_settings).eval()
+    head, turn_head = new_head(learner, items), new_turn_head(learner, items)
+    objective = ClassifierObjective(learner, head, items, s, turn_head)
+    torch.manual_seed(3)
+    positions, turns = torch.randint(len(objective.class_of), (1, 8))[0], torch.randint(4, (1, 8))[0]
+    share = torch.rand(()) if blended else torch.tensor(1.0)
+    torch.manual_seed(3)
+    loss, _ = objective()
+    assert len(turns.unique()) > 1
+    images = torch.stack([items.values[p].rot90(int(k)) for p, k in zip(positions, turns, strict=True)])
+    keys = [learner.encoder(blend(images[i : i + 1], images[7 - i : 8 - i], share)) for i in range(8)]
+    expected = 0.5 * unequal_lengths(torch.cat(keys))
+    for i, key in enumerate(keys):
+        for weight, at in ((share, i), (1 - share, 7 - i)):
+            for logits, label in ((head(key), objective.class_of[positions[at]]), (turn_head(key), turns[at])):
+                smoothing = s.pretrain_label_smoothing
+                expected += weight * F.cross_entropy(logits, label.unsqueeze(0), label_smoothing=smoothing) / 8
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    parameters = [*learner.encoder.parameters(), *head.parameters(), *turn_head.parameters()]
+    for ours, theirs in zip(*(torch.autograd.grad(x, parameters) for x in (loss, expected)), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_only_square_images_can_be_turned(dataset, learner_settings):
+    items = dataset.splits["train"]
+    with pytest.raises(UserError, match="square"):
+        new_turn_head(build_learner(learner_settings), replace(items, values=items.values[:, 1:]))
 
 
 def test_blending():

@@ -46,6 +46,14 @@ def test_the_shelf_spares_the_work(dataset, learner_settings, pretrained, tmp_pa
     assert Training(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path)).run().counters.step == 2
 
 
+def test_turned_images_make_another_encoder(dataset, learner_settings, pretrained):
+    turned = replace(pretrained, pretrain_turns=True)
+    first, again = (begin(learner_settings, turned, dataset) for _ in range(2))
+    assert torch.equal(keys_after(first, dataset), keys_after(again, dataset))
+    upright = begin(learner_settings, pretrained, dataset)
+    assert not torch.equal(keys_after(first, dataset), keys_after(upright, dataset))
+
+
 def test_half_a_pretraining_is_not_kept(dataset, learner_settings, pretrained, tmp_path):
     outcome = Training(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path)).run(deadline=time.monotonic())
     assert outcome.interrupted
@@ -60,6 +68,7 @@ def test_half_a_pretraining_is_not_kept(dataset, learner_settings, pretrained, t
         {"pretrain_steps": 6},
         {"pretrain_optimizer": "sgd"},
         {"pretrain_weight_decay": 0.1},
+        {"pretrain_turns": True},
         {"precision": "bfloat16"},
         {"data_hash": "other"},
     ],

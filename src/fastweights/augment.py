@@ -1,8 +1,9 @@
 """Augmentation of training images, a batch at a time on the device: bytes in, bytes out, no Python per image.
 
-All linear geometry (flip, crop, resized crop, affine) becomes one matrix per image and all colour changes another, so
-that an image is resampled once whatever is asked for. Mirroring and shifting by whole pixels is exact; anything else is
-interpolated by cubics, since lines would leave thin strokes too faint: the images asked about later are sharp.
+All linear geometry (flip, crop, turn, resized crop, affine) becomes one matrix per image and all colour changes
+another, so that an image is resampled once whatever is asked for. Mirroring, turning by right angles and shifting by
+whole pixels are exact; anything else is interpolated by cubics, since lines would leave thin strokes too faint: the
+images asked about later are sharp.
 
 The same change to all images of a class makes a new class of it: a mirrored letter is a letter nobody has seen.
 """
@@ -59,6 +60,17 @@ def _affine(map_: Tensor, height: int) -> Tensor:
     return _compose(map_, _compose(_shift(x, y), _compose(turn, stretch)))
 
 
+def _turn(map_: Tensor, height: int) -> Tensor:
+    """Turn by a multiple of 90 degrees."""
+    return _compose(map_, quarter_turns(torch.randint(4, (len(map_),), device=map_.device)))
+
+
+def quarter_turns(turns: Tensor) -> Tensor:
+    """The maps (B, 2, 3) that turn images by so many times 90 degrees (B), against the clock."""
+    cos, sin = (turns == 0).float() - (turns == 2).float(), (turns == 1).float() - (turns == 3).float()
+    return _linear(cos, -sin, sin, cos)
+
+
 def _linear(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     zero = torch.zeros_like(a)
     return torch.stack([a, b, zero, c, d, zero], -1).view(-1, 2, 3)
@@ -80,8 +92,9 @@ GEOMETRY: dict[str, Callable[[Tensor, int], Tensor]] = {
     "crop": _crop,
     "resized-crop": _resized_crop,
     "affine": _affine,
+    "turn": _turn,
 }
-EXACT = {"flip", "crop", "jitter"}
+EXACT = {"flip", "crop", "turn", "jitter"}
 """After these an image still consists of its own pixels."""
 ELASTIC = "elastic"
 """Displace places smoothly, by up to 5 % of the image each way at the nodes of a lattice."""
@@ -99,13 +112,21 @@ def check_augmentations(names: tuple[str, ...], known: Sequence[str] = (*GEOMETR
         raise UserError(f"unknown augmentation {unknown[0]!r}; there are {', '.join(known)}.")
 
 
-def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
-    """Augment images (..., H, W, C) uint8, each in its own way, by torch's generator."""
-    return _augment(images, names, (), None) if names else images
+def augment(images: Tensor, names: tuple[str, ...], turns: Tensor | None = None) -> Tensor:
+    """Augment images (..., H, W, C) uint8, each in its own way, by torch's generator.
+
+    `turns` (...), where given, says how many times 90 degrees each is then turned.
+    """
+    if turns is not None:
+        return _augment(images, names, ("turn",), quarter_turns(turns.flatten()))
+    return _augment(images, names) if names else images
 
 
 def augment_tasks(episode: Episode, names: tuple[str, ...], new_classes: tuple[str, ...]) -> Episode:
-    """Augment all images of a class in a task alike, by `new_classes`, and then each in its own way, by `names`."""
+    """Augment each image in its own way, by `names`, and then all images of a class in a task alike, by `new_classes`.
+
+    In this order, since a letter that is mirrored after it was turned would seem turned the other way.
+    """
     if not new_classes:
         return episode.map_x(lambda x: augment(x, names))
     tasks, way, height = episode.tasks, episode.way, episode.query_x.shape[-3]
@@ -117,20 +138,24 @@ def augment_tasks(episode: Episode, names: tuple[str, ...], new_classes: tuple[s
     return episode.map_x(alike)
 
 
-def _augment(images: Tensor, names: tuple[str, ...], former: tuple[str, ...], maps: Tensor | None) -> Tensor:
-    """Augment images that are already seen through maps, drawn by the `former` names."""
+def _augment(
+    images: Tensor, names: tuple[str, ...], later: tuple[str, ...] = (), later_maps: Tensor | None = None
+) -> Tensor:
+    """Augment images and then see them through maps that were drawn by the `later` names."""
     flat = images.flatten(0, -4)
-    return resample(flat, *draw_changes(flat, names, former, maps)).view(images.shape)
+    return resample(flat, *draw_changes(flat, names, later, later_maps)).view(images.shape)
 
 
 def draw_changes(
-    images: Tensor, names: tuple[str, ...], former: tuple[str, ...] = (), maps: Tensor | None = None
+    images: Tensor, names: tuple[str, ...], later: tuple[str, ...] = (), later_maps: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
-    """What to `resample` images (B, H, W, C) by: maps, after those given, a lattice, colours and the mode."""
-    maps = _drawn(_identity(len(images), images.device) if maps is None else maps, names, images.shape[-3])
+    """What to `resample` images (B, H, W, C) by: maps, before those given, a lattice, colours and the mode."""
+    maps = _drawn(_identity(len(images), images.device), names, images.shape[-3])
+    if later_maps is not None:
+        maps = _compose(maps, later_maps)
     lattice = _uniform(len(images) * NODES * NODES * 2, -0.1, 0.1, images.device) if ELASTIC in names else None
     colours = _jitter(images) if COLOUR in names else None
-    return maps, lattice, colours, "nearest" if EXACT.issuperset((*former, *names)) else "bicubic"
+    return maps, lattice, colours, "nearest" if EXACT.issuperset((*names, *later)) else "bicubic"
 
 
 def _identity(count: int, device: torch.device) -> Tensor:

@@ -16,6 +16,8 @@ from fastweights.precision import autocast
 from fastweights.settings import TrainSettings
 
 ALONE = Ranks()
+TURNS = 4
+"""Quarters of a turn."""
 
 
 class MetaObjective:
@@ -84,29 +86,48 @@ def unequal_lengths(keys: Tensor) -> Tensor:
 
 
 class ClassifierObjective:
-    """Tell all training classes apart by a linear layer on the encoder: what pre-training does."""
+    """Tell all training classes apart by a linear layer on the encoder: what pre-training does.
 
-    def __init__(self, learner: Learner, head: nn.Module, items: Items, settings: TrainSettings) -> None:
-        self.learner, self.head, self.items, self.settings = learner, head, items, settings
+    Where it is asked for, by how much an image was turned as well (Gidaris et al., 2018): that makes keys of what an
+    image shows, not only of what tells these classes apart.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        head: nn.Module,
+        items: Items,
+        settings: TrainSettings,
+        turn_head: nn.Module | None = None,
+    ) -> None:
+        self.learner, self.head, self.turn_head, self.items, self.settings = learner, head, turn_head, items, settings
+        assert (turn_head is not None) == settings.pretrain_turns
         classes = torch.arange(items.classes, device=items.device)
         self.class_of = classes.repeat_interleave(items.sizes)
 
     def __call__(self) -> tuple[Tensor, Tensor]:
-        s = self.settings
-        positions = torch.randint(len(self.class_of), (1, s.pretrain_batch), device=self.items.device)
-        items, labels = augment(self.items.gather(positions), s.augment), self.class_of[positions[0]]
-        if not s.pretrain_mixup:
-            return score(self._logits(items), labels, s.pretrain_label_smoothing)
-        share = torch.rand((), device=items.device)
-        logits = self._logits(blend(items, items.flip(1), share))
-        loss, right = score(logits, labels, s.pretrain_label_smoothing)
-        other_loss, other_right = score(logits, labels.flip(0), s.pretrain_label_smoothing)
-        return torch.lerp(other_loss, loss, share), torch.lerp(other_right, right, share)
+        """The loss, and the share of classes that were told."""
+        s, device = self.settings, self.items.device
+        positions = torch.randint(len(self.class_of), (1, s.pretrain_batch), device=device)
+        turns = None if self.turn_head is None else torch.randint(TURNS, positions.shape, device=device)
+        share = torch.rand((), device=device) if s.pretrain_mixup else None
+        items = augment(self.items.gather(positions), s.augment, turns)
+        with autocast(s.precision, device):
+            keys = self.learner.embed(items if share is None else blend(items, items.flip(1), share))[0]
+        loss, right = self._score(self.head(keys), self.class_of[positions[0]], share)
+        if self.turn_head is not None and turns is not None:
+            loss = loss + self._score(self.turn_head(keys), turns[0], share)[0]
+        if s.pretrain_length_penalty:
+            loss = loss + s.pretrain_length_penalty * unequal_lengths(keys)
+        return loss, right
 
-    def _logits(self, items: Tensor) -> Tensor:
-        with autocast(self.settings.precision, self.items.device):
-            keys = self.learner.embed(items)
-        return torch.as_tensor(self.head(keys[0]))
+    def _score(self, logits: Tensor, labels: Tensor, share: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The score of labels; of blended images, by their shares, of both."""
+        loss, right = score(logits, labels, self.settings.pretrain_label_smoothing)
+        if share is None:
+            return loss, right
+        other_loss, other_right = score(logits, labels.flip(0), self.settings.pretrain_label_smoothing)
+        return torch.lerp(other_loss, loss, share), torch.lerp(other_right, right, share)
 
 
 def blend(images: Tensor, others: Tensor, share: Tensor) -> Tensor:
@@ -117,6 +138,13 @@ def blend(images: Tensor, others: Tensor, share: Tensor) -> Tensor:
 def new_head(learner: Learner, items: Items) -> nn.Linear:
     """A linear layer from a learner's keys to all classes of a split."""
     return nn.Linear(int(learner.encoder.width), items.classes, device=items.device)  # type: ignore[arg-type]
+
+
+def new_turn_head(learner: Learner, items: Items) -> nn.Linear:
+    """A linear layer from a learner's keys to the quarters of a turn."""
+    if items.values.dim() != 4 or items.values.shape[1] != items.values.shape[2]:
+        raise UserError("pretrain_turns is for square images: only they can be turned by a quarter.")
+    return nn.Linear(int(learner.encoder.width), TURNS, device=items.device)  # type: ignore[arg-type]
 
 
 def score(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

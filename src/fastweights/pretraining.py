@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fastweights import checkpoint
 from fastweights.data.items import Items
+from fastweights.episodes import seed_of
 from fastweights.learners import Learner
-from fastweights.objectives import ClassifierObjective
+from fastweights.objectives import ClassifierObjective, new_turn_head
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.steps import Rate, TrainStep, mean_of_finite
 
@@ -55,9 +57,12 @@ def pretrain(
     `go_on` hears of it now and then, and False from it gives up, half trained.
     """
     s = settings
+    torch.manual_seed(seed_of(f"seed {s.seed} turns"))
+    turn_head = new_turn_head(learner, items) if s.pretrain_turns else None
+    trained = [learner.encoder, head, *([] if turn_head is None else [turn_head])]
     step = TrainStep(
-        ClassifierObjective(learner, head, items, s),
-        [(1.0, [*learner.encoder.parameters(), *head.parameters()])],
+        ClassifierObjective(learner, head, items, s, turn_head),
+        [(1.0, [parameter for module in trained for parameter in module.parameters()])],
         Rate(s.pretrain_learning_rate, "cosine"),
         seed=f"seed {s.seed} pretraining",
         weight_decay=s.pretrain_weight_decay,

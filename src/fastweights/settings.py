@@ -155,6 +155,10 @@ class TrainSettings(_Settings):
     """Label smoothing in them."""
     pretrain_mixup: bool = False
     """Whether they see every image blended with another, and are asked for both."""
+    pretrain_turns: bool = False
+    """Whether they see images turned by multiples of 90 degrees, and are asked for the turn, too."""
+    pretrain_length_penalty: float = 0.0
+    """Weight of the penalty on keys of unequal length in them."""
     average: float = 0.0
     """Decay of the moving average of the weights that is validated and kept; 0 keeps the weights themselves."""
     augment: tuple[str, ...] = ()

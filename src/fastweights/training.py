@@ -75,7 +75,7 @@ def check_settings(settings: TrainSettings) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(settings, name)}.")
     if settings.pretrain_optimizer not in OPTIMIZERS:
         raise UserError(f"unknown optimizer {settings.pretrain_optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
-    for name in ("length_penalty", "classify"):
+    for name in ("length_penalty", "classify", "pretrain_length_penalty"):
         if getattr(settings, name) < 0:
             raise UserError(f"{name} is a weight of at least 0, not {getattr(settings, name)}.")
     if not 0 <= settings.encoder_rate < math.inf:
