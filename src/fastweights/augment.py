@@ -100,7 +100,7 @@ ELASTIC = "elastic"
 """Displace places smoothly, by up to 5 % of the image each way at the nodes of a lattice."""
 NODES = 5
 """Nodes of that lattice along each side."""
-FUSIBLE = False
+FUSIBLE = True
 """Whether the kernel of `resampling` may be used on a GPU. Off until tests/test_resampling.py has passed on one."""
 COLOUR = "jitter"
 """Brightness, contrast and saturation, each times 0.6 to 1.4."""

@@ -157,7 +157,7 @@ class Gradient(Rule):
     """Coordinates mapped at a time: 160 MiB for each of the MLP's activations in float32."""
     LOG_RANGE = 7.0
     """p of `log_and_sign`."""
-    fusible = False
+    fusible = True
     """Whether the fused kernels may be used where they can be. Off until tests/test_gpu.py has passed on a GPU."""
 
     def __init__(self, preprocessed: bool = False) -> None:
