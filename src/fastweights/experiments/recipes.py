@@ -90,15 +90,20 @@ BEST: dict[str, Changes] = {
             "validation_tasks": 3_000,
         }
     ),
-    "omniglot-5way-*": Changes({"steps": 16_000}),
-    "omniglot-20way-*": Changes({"steps": 12_000, "tasks_per_step": 32, "validate_every": 64_000}),
+    "omniglot-*/*-hebb": Changes({"length_penalty": 1.0}),
+    "omniglot-5way-1shot/*": Changes({"steps": 16_000}),
+    "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000}),
+    "omniglot-5way-5shot/*": Changes({"steps": 8_000}),
+    "omniglot-20way-1shot/*": Changes({"steps": 12_000, "tasks_per_step": 32, "validate_every": 64_000}),
+    "omniglot-20way-5shot/*": Changes(
+        {"steps": 8_000, "tasks_per_step": 32, "train_queries": 5, "validate_every": 64_000}
+    ),
     "mini-imagenet-*": Changes(
         {
             "augment": ("flip", "crop", "jitter"),
-            "learning_rate": 1e-3,
             "weight_decay": 0.02,
             "average": 0.99,
-            "steps": 4_000,
+            "steps": 6_000,
             "validate_every": 32_000,
             "pretrain_steps": 10_000,
             "pretrain_batch": 512,
@@ -108,6 +113,7 @@ BEST: dict[str, Changes] = {
             "pretrain_label_smoothing": 0.1,
         }
     ),
+    "mini-imagenet-*/fwcnn-gradient": Changes({"steps": 3_000}),
     "mini-imagenet-*/fwresnet-*": Changes(
         {
             "augment": ("flip", "resized-crop", "jitter"),
