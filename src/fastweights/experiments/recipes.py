@@ -124,6 +124,7 @@ BEST: dict[str, Changes] = {
             "validate_every": 1_600,
             "pretrain_steps": 12_000,
             "pretrain_batch": 256,
+            "pretrain_turns": True,
         },
         {"dropout": 0.1},
     ),
