@@ -7,10 +7,18 @@ import torch
 from torch.nn import functional as F
 
 from fastweights.augment import augment_tasks
-from fastweights.episodes import EpisodeSampler
+from fastweights.episodes import Episode, EpisodeSampler
 from fastweights.errors import UserError
 from fastweights.learners import build_learner
-from fastweights.objectives import ClassifierObjective, MetaObjective, blend, new_head, new_turn_head, unequal_lengths
+from fastweights.objectives import (
+    ClassifierObjective,
+    MetaObjective,
+    blend,
+    new_head,
+    new_turn_head,
+    sums_of_shots,
+    unequal_lengths,
+)
 from fastweights.settings import TrainSettings
 
 
@@ -26,13 +34,27 @@ def test_keys_of_one_length_cost_nothing_and_others_by_their_spread():
     assert torch.autograd.gradcheck(unequal_lengths, keys)
 
 
+@pytest.mark.parametrize("shot", [1, 2])
+def test_what_the_memory_keeps_of_a_class_is_summed_of_the_description_and_of_the_queries(shot):
+    keys, way, queries = torch.randn(2, 3 * shot + 3 * 5, 4), 3, 5
+    support, query = keys.split([way * shot, way * queries], dim=1)
+    labels = [torch.arange(way).repeat_interleave(n).expand(2, -1) for n in (shot, queries)]
+    sums = sums_of_shots(keys, Episode(support, labels[0], query, labels[1], way))
+    for task in range(2):
+        expected = [support[task, c * shot : (c + 1) * shot].sum(0) for c in range(way)]
+        for c in range(way):
+            own = query[task, c * queries : (c + 1) * queries]
+            expected += [own[g * shot : (g + 1) * shot].sum(0) for g in range(queries // shot)]
+        assert torch.allclose(sums[task], torch.stack(expected), atol=1e-6)
+
+
 def slow_meta_loss(learner, classifier, sampler, s):
     """The loss of a step, one query at a time."""
     positions = sampler.positions(s.tasks_per_step)
     episode = augment_tasks(sampler.episode(positions), s.augment, s.new_classes)
     logits = learner(episode)
     keys = learner.embed(torch.cat([episode.support_x, episode.query_x], dim=1))
-    loss = unequal_lengths(keys) * s.length_penalty
+    loss = unequal_lengths(sums_of_shots(keys, episode)) * s.length_penalty
     questions = s.tasks_per_step * s.way * s.queries
     for task in range(s.tasks_per_step):
         for query in range(s.way * s.queries):

@@ -67,7 +67,7 @@ class Lesson(nn.Module):
             return self.learner(episode), torch.zeros((), device=classes.device)
         assert isinstance(self.learner, KeyLearner)
         s, (logits, keys) = self.settings, self.learner.answers_and_keys(episode)
-        besides = s.length_penalty * unequal_lengths(keys)
+        besides = s.length_penalty * unequal_lengths(sums_of_shots(keys, episode))
         if self.classifier is not None:
             queries = keys[:, episode.support_x.shape[1] :]
             labels = classes.gather(1, episode.query_y)
@@ -76,10 +76,22 @@ class Lesson(nn.Module):
         return logits, besides
 
 
+def sums_of_shots(keys: Tensor, episode: Episode) -> Tensor:
+    """Sums (T, sums, D) of as many keys of a class as it has examples: what the memory keeps of a class.
+
+    `keys` are those of the description, then of the queries; queries that are left over make no sum.
+    """
+    described = episode.support_x.shape[1]
+    shot, queries = described // episode.way, episode.query_x.shape[1] // episode.way
+    used = queries // shot * shot
+    asked = keys[:, described:].unflatten(1, (episode.way, queries))[:, :, :used]
+    return torch.cat([keys[:, :described], asked.flatten(1, 2)], dim=1).unflatten(1, (-1, shot)).sum(2)
+
+
 def unequal_lengths(keys: Tensor) -> Tensor:
     """The variance of the squared lengths of keys (..., D) over their mean squared: 0 where all are as long.
 
-    Hebb's rule multiplies keys as they are, so an example with a longer key draws queries of all classes.
+    Hebb's rule multiplies keys as they are, so a class with a longer key, or sum of keys, draws queries of all classes.
     """
     squares = keys.square().sum(-1)
     return (squares / squares.mean() - 1).square().mean()

@@ -130,7 +130,7 @@ class TrainSettings(_Settings):
     encoder_rate: float = 1.0
     """The encoder's step size as a share of the learning rate."""
     length_penalty: float = 0.0
-    """Weight of a penalty on keys of unequal length: see `objectives.unequal_lengths`."""
+    """Weight of a penalty on classes whose keys' sums are unequally long: see `objectives.unequal_lengths`."""
     classify: float = 0.0
     """Weight of telling all training classes apart by the queries' keys, besides answering tasks."""
     validate_every: int = 400
