@@ -101,7 +101,7 @@ ELASTIC = "elastic"
 NODES = 5
 """Nodes of that lattice along each side."""
 FUSIBLE = True
-"""Whether the kernel of `resampling` may be used on a GPU. Off until tests/test_resampling.py has passed on one."""
+"""Whether the kernel of `resampling` may be used on a GPU."""
 COLOUR = "jitter"
 """Brightness, contrast and saturation, each times 0.6 to 1.4."""
 

@@ -45,8 +45,8 @@ class Launch(NamedTuple):
 
 
 LAUNCH = {"forward": Launch(128, 4, 132 * 2), "backward": Launch(64, 4, 132 * 2)}
-"""Two programs for each of an H200's 132 processors, which is what fits by their registers. To be tuned on a GPU:
-benchmarks/coordinates.py times others."""
+"""Two programs for each of an H200's 132 processors, which is what fits by their registers: there the fastest of those
+that benchmarks/coordinates.py compares."""
 
 
 @triton.jit

@@ -158,7 +158,7 @@ class Gradient(Rule):
     LOG_RANGE = 7.0
     """p of `log_and_sign`."""
     fusible = True
-    """Whether the fused kernels may be used where they can be. Off until tests/test_gpu.py has passed on a GPU."""
+    """Whether the fused kernels may be used where they can be."""
 
     def __init__(self, preprocessed: bool = False) -> None:
         super().__init__()

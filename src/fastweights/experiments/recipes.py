@@ -91,6 +91,7 @@ BEST: dict[str, Changes] = {
         }
     ),
     "omniglot-*/*-hebb": Changes({"length_penalty": 1.0}),
+    "omniglot-*-5shot/*-hebb": Changes({"length_penalty": 5.0}),
     "omniglot-5way-1shot/*": Changes({"steps": 16_000}),
     "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000}),
     "omniglot-5way-5shot/*": Changes({"steps": 8_000}),
@@ -122,7 +123,7 @@ BEST: dict[str, Changes] = {
             "learning_rate": 3e-4,
             "weight_decay": 0.05,
             "validate_every": 1_600,
-            "pretrain_steps": 12_000,
+            "pretrain_steps": 20_000,
             "pretrain_batch": 256,
             "pretrain_turns": True,
         },
