@@ -50,6 +50,26 @@ def test_an_optimizer_comes_back_as_it_was():
     assert torch.equal(w1, w2)
 
 
+def test_an_optimizer_comes_back_as_its_parameters_lie_in_memory(tmp_path, learner_settings):
+    """Fused optimisers refuse anything else, and a GPU's filters have their channels innermost."""
+
+    def make():
+        weight = torch.nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+        return weight, torch.optim.AdamW([weight], lr=0.1)
+
+    (w1, first), (w2, second) = make(), make()
+    w1.grad = torch.randn_like(w1)
+    first.step()
+    path = tmp_path / "checkpoint.safetensors"
+    sections = {"optimizer": checkpoint.optimizer_tensors(first)}
+    checkpoint.save(path, sections, learner_settings, TrainSettings(), {})
+    checkpoint.fill_optimizer(second, checkpoint.load(path).section("optimizer"))
+    assert w2.stride() != torch.empty(4, 3, 2, 2).stride()
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(second.state[w2][name], first.state[w1][name])
+        assert second.state[w2][name].stride() == w2.stride()
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nothing\.safetensors does not exist"):
         checkpoint.load(tmp_path / "nothing.safetensors")

@@ -14,7 +14,7 @@ from fastweights.precision import autocast
 from fastweights.rules import RULES, Gradient
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.steps import Rate, TrainStep
-from fastweights.training import Training
+from fastweights.training import Training, resume
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -48,16 +48,19 @@ def test_a_captured_step_equals_a_plain_one(precision, tolerance):
     assert len(set(captured)) == len(captured)
 
 
-@pytest.mark.parametrize("rule", ["gradient", "gradient-log"])
-def test_a_captured_step_of_the_gradient_rule_equals_a_plain_one(rule, monkeypatch):
-    """By the fused kernels, captured and not, and by the plain path."""
+@pytest.mark.parametrize(("rule", "steps", "tolerance"), [("gradient", 12, 1e-3), ("gradient-log", 4, 5e-3)])
+def test_a_captured_step_of_the_gradient_rule_equals_a_plain_one(rule, steps, tolerance, monkeypatch):
+    """By the fused kernels, captured and not, and by the plain path.
+
+    Logarithms tell tiny gradients apart, which rounding decides: two equal runs differ by 2 % after five steps.
+    """
     settings = replace(SHORT, precision="float32")
     monkeypatch.setattr(Gradient, "fusible", True)
-    captured, fused = (losses(settings, graph, rule=rule) for graph in (True, False))
+    captured, fused = (losses(settings, graph, steps, rule) for graph in (True, False))
     monkeypatch.setattr(Gradient, "fusible", False)
-    plain = losses(settings, graph=False, rule=rule)
-    assert captured == pytest.approx(fused, rel=1e-3)
-    assert fused == pytest.approx(plain, rel=1e-3)
+    plain = losses(settings, graph=False, steps=steps, rule=rule)
+    assert captured == pytest.approx(fused, rel=tolerance)
+    assert fused == pytest.approx(plain, rel=tolerance)
 
 
 @pytest.mark.parametrize("rule", ["gradient", "gradient-log"])
@@ -123,6 +126,14 @@ def test_a_network_in_eval_mode_still_has_gradients():
     with autocast("bfloat16", images.device):
         network(images).sum().backward()
     assert network.convolutions[0].weight.grad is not None
+
+
+def test_training_on_a_gpu_goes_on_where_it_was_interrupted(dataset, tmp_path):
+    settings = replace(SHORT, steps=6, precision="bfloat16")
+    Training(NARROW, settings, dataset, "cuda", tmp_path).run(test=False)
+    resumed = resume(tmp_path, dataset, "cuda", steps=12)
+    assert resumed.counters.step == 6
+    assert resumed.run(test=False).counters.step == 12
 
 
 def test_training_on_a_gpu_learns(dataset):

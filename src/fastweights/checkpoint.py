@@ -107,3 +107,7 @@ def fill_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
         number, name = key.split(".", 1)
         state.setdefault(int(number), {})[name] = tensor.clone()
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for parameter, loaded in optimizer.state.items():
+        for name, tensor in loaded.items():
+            if tensor.shape == parameter.shape:  # as the parameter lies in memory: fused optimisers insist on it
+                loaded[name] = torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
