@@ -90,7 +90,7 @@ BEST: dict[str, Changes] = {
             "validation_tasks": 3_000,
         }
     ),
-    "omniglot-*/*-hebb": Changes({"length_penalty": 1.0}),
+    "omniglot-5way-*/*-hebb": Changes({"length_penalty": 1.0}),
     "omniglot-*-5shot/*-hebb": Changes({"length_penalty": 5.0}),
     "omniglot-5way-1shot/*": Changes({"steps": 16_000}),
     "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000}),
