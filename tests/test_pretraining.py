@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fastweights import checkpoint
 from fastweights.pretraining import Shelf, dependencies
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.training import Training
@@ -42,8 +43,9 @@ def test_another_learner_takes_the_encoder_it_would_have_trained(dataset, learne
 
 def test_the_shelf_spares_the_work(dataset, learner_settings, pretrained, tmp_path, monkeypatch):
     begin(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path))
-    monkeypatch.setattr("fastweights.training.pretrain", None)
-    assert Training(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path)).run().counters.step == 2
+    monkeypatch.setattr("fastweights.pretraining.TrainStep.__call__", None)
+    monkeypatch.setattr("fastweights.training.Training._loop", lambda self: None)
+    assert Training(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path)).run(test=False).counters.pretrained
 
 
 def test_turned_images_make_another_encoder(dataset, learner_settings, pretrained):
@@ -54,10 +56,20 @@ def test_turned_images_make_another_encoder(dataset, learner_settings, pretraine
     assert not torch.equal(keys_after(first, dataset), keys_after(upright, dataset))
 
 
-def test_half_a_pretraining_is_not_kept(dataset, learner_settings, pretrained, tmp_path):
-    outcome = Training(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path)).run(deadline=time.monotonic())
+def test_half_a_pretraining_is_kept_and_goes_on(dataset, learner_settings, pretrained, tmp_path):
+    settings = replace(pretrained, log_every=2, pretrain_turns=True)
+    outcome = Training(learner_settings, settings, dataset, shelf=Shelf(tmp_path)).run(deadline=time.monotonic())
     assert outcome.interrupted
-    assert list(tmp_path.iterdir()) == []
+    half = checkpoint.load(next(tmp_path.iterdir()))
+    assert half.counters["step"] == 2
+    assert half.section("optimizer")
+    gone_on = begin(replace(learner_settings, slots=9), settings, dataset, shelf=Shelf(tmp_path))
+    assert torch.equal(keys_after(gone_on, dataset), keys_after(begin(learner_settings, settings, dataset), dataset))
+    assert gone_on.counters.seconds > half.counters["seconds"]
+    done = checkpoint.load(next(tmp_path.iterdir()))
+    assert done.counters["step"] == 5
+    assert not done.section("optimizer")
+    assert not done.section("turns")
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,11 @@ def test_pretraining_teaches_the_encoder_to_tell_classes_apart(dataset, learner_
     assert torch.equal(resumed.learner.encoder.convolutions[0].weight, training.learner.encoder.convolutions[0].weight)
 
 
-@pytest.mark.parametrize("classify", [0.0, 1.0])
-def test_interrupted_pretraining_begins_anew(dataset, learner_settings, train_settings, tmp_path, classify):
-    settings = replace(train_settings, steps=3, pretrain_steps=10, pretrain_batch=16, log_every=2, classify=classify)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("change", [{}, {"classify": 1.0}, {"pretrain_turns": True}], ids=str)
+def test_interrupted_pretraining_goes_on(dataset, learner_settings, train_settings, tmp_path, optimizer, change):
+    settings = replace(train_settings, steps=3, pretrain_steps=10, pretrain_batch=16, log_every=2)
+    settings = replace(settings, pretrain_optimizer=optimizer, **change)
     whole, whole_lines, _ = train(learner_settings, settings, dataset)
     interrupted = Training(learner_settings, settings, dataset, folder=tmp_path).run(deadline=time.monotonic())
     assert interrupted.counters.step == 0
@@ -137,6 +139,17 @@ def test_interrupted_pretraining_begins_anew(dataset, learner_settings, train_se
     lines = Lines()
     assert torch.equal(resume(tmp_path, dataset, sinks=[lines]).run().test.per_task, whole.test.per_task)
     assert lines.losses() == whole_lines.losses()
+    pretrained = [[line for line in each if line["event"] == "pretrain"] for each in (whole_lines, lines)]
+    assert [line["loss"] for line in pretrained[1]] == [line["loss"] for line in pretrained[0][1:]]
+
+
+def test_pretraining_interrupted_with_no_folder_to_keep_it_in_begins_anew(dataset, learner_settings, train_settings):
+    settings = replace(train_settings, steps=3, pretrain_steps=10, pretrain_batch=16, log_every=2)
+    whole, _, _ = train(learner_settings, settings, dataset)
+    training = Training(learner_settings, settings, dataset)
+    assert training.run(deadline=time.monotonic()).interrupted
+    training._stop = False
+    assert torch.equal(training.run().test.per_task, whole.test.per_task)
 
 
 def test_training_tasks_may_be_larger_than_those_asked(dataset, learner_settings, train_settings, monkeypatch):

@@ -43,46 +43,47 @@ class Progress:
     """The share of it that is behind us."""
 
 
-def pretrain(
-    learner: Learner,
-    head: nn.Module,
-    items: Items,
-    settings: TrainSettings,
-    *,
-    graph: bool,
-    go_on: Callable[[Progress], bool],
-) -> bool:
-    """Train a learner's encoder under a classifier's head.
+class Pretraining:
+    """A learner's encoder under a classifier's head, and how far they are."""
 
-    `go_on` hears of it now and then, and False from it gives up, half trained.
-    """
-    s = settings
-    torch.manual_seed(seed_of(f"seed {s.seed} turns"))
-    turn_head = new_turn_head(learner, items) if s.pretrain_turns else None
-    trained = [learner.encoder, head, *([] if turn_head is None else [turn_head])]
-    step = TrainStep(
-        ClassifierObjective(learner, head, items, s, turn_head),
-        [(1.0, [parameter for module in trained for parameter in module.parameters()])],
-        Rate(s.pretrain_learning_rate, "cosine"),
-        seed=f"seed {s.seed} pretraining",
-        weight_decay=s.pretrain_weight_decay,
-        optimizer=s.pretrain_optimizer,
-        device=items.device,
-        graph=graph,
-    )
-    for i in range(s.pretrain_steps):
-        step(i, i / s.pretrain_steps)
-        taken = i + 1
-        if taken % s.log_every == 0 or taken == s.pretrain_steps:
-            loss, accuracy = mean_of_finite(step.metrics(), taken, "pre-training step")
-            if not go_on(Progress(taken, loss, accuracy, taken / s.pretrain_steps)):
-                return False
-    return True
+    def __init__(
+        self, learner: Learner, head: nn.Module, items: Items, settings: TrainSettings, *, graph: bool
+    ) -> None:
+        torch.manual_seed(seed_of(f"seed {settings.seed} turns"))
+        turn_head = new_turn_head(learner, items) if settings.pretrain_turns else None
+        self.kept: Modules = {"encoder": learner.encoder, "head": head}
+        self.modules: Modules = self.kept if turn_head is None else {**self.kept, "turns": turn_head}
+        self.step, self.settings = 0, settings
+        self.take_step = TrainStep(
+            ClassifierObjective(learner, head, items, settings, turn_head),
+            [(1.0, [parameter for module in self.modules.values() for parameter in module.parameters()])],
+            Rate(settings.pretrain_learning_rate, "cosine"),
+            seed=f"seed {settings.seed} pretraining",
+            weight_decay=settings.pretrain_weight_decay,
+            optimizer=settings.pretrain_optimizer,
+            device=items.device,
+            graph=graph,
+        )
+
+    @property
+    def done(self) -> bool:
+        return self.step >= self.settings.pretrain_steps
+
+    def run(self, go_on: Callable[[Progress], bool]) -> None:
+        """Train to the end. `go_on` hears of it now and then, and False from it leaves the rest for another time."""
+        steps = self.settings.pretrain_steps
+        while not self.done:
+            self.take_step(self.step, self.step / steps)
+            self.step += 1
+            if self.step % self.settings.log_every == 0 or self.done:
+                loss, accuracy = mean_of_finite(self.take_step.metrics(), self.step, "pre-training step")
+                if not go_on(Progress(self.step, loss, accuracy, self.step / steps)):
+                    return
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """A folder of pre-trained encoders, each under a name that says what it depends on."""
+    """A folder of pre-trained encoders, some of them half done, each under a name that says what it depends on."""
 
     folder: Path
 
@@ -90,19 +91,26 @@ class Shelf:
         facts = json.dumps(dependencies(learner, training), sort_keys=True)
         return self.folder / f"{learner.encoder}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.safetensors"
 
-    def put(self, modules: Modules, learner: LearnerSettings, training: TrainSettings, seconds: float) -> None:
-        """Keep an encoder and its classifier's head, by name, and how long they were trained."""
+    def put(self, work: Pretraining, learner: LearnerSettings, training: TrainSettings, seconds: float) -> None:
+        """Keep an encoder and its classifier's head and how long they were trained; half done, all that goes on."""
+        modules = work.kept if work.done else work.modules
         sections = {name: module.state_dict() for name, module in modules.items()}
-        checkpoint.save(self.path(learner, training), sections, learner, training, {"seconds": seconds})
+        if not work.done:
+            sections["optimizer"] = checkpoint.optimizer_tensors(work.take_step.optimizer)
+        counters = {"seconds": seconds, "step": work.step}
+        checkpoint.save(self.path(learner, training), sections, learner, training, counters)
 
-    def take(self, modules: Modules, learner: LearnerSettings, training: TrainSettings) -> float | None:
-        """Fill an encoder and a head; the seconds they were trained, or None where there are none such."""
+    def take(self, work: Pretraining, learner: LearnerSettings, training: TrainSettings) -> float:
+        """Bring pre-training to where it was left: the seconds it had taken, 0 where there is none such."""
         path = self.path(learner, training)
         if not path.exists():
-            return None
+            return 0.0
         saved = checkpoint.load(path)
-        for name, module in modules.items():
+        work.step = int(saved.counters["step"])
+        for name, module in (work.kept if work.done else work.modules).items():
             checkpoint.fill(module, saved.section(name), path)
+        if not work.done:
+            checkpoint.fill_optimizer(work.take_step.optimizer, saved.section("optimizer"))
         return float(saved.counters["seconds"])
 
 

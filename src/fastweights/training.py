@@ -27,13 +27,13 @@ from fastweights.learners.base import KeyLearner
 from fastweights.logs import Sink
 from fastweights.objectives import MetaObjective, new_head
 from fastweights.precision import PRECISIONS
-from fastweights.pretraining import Progress, Shelf, pretrain
+from fastweights.pretraining import Pretraining, Progress, Shelf
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.steps import ALONE, OPTIMIZERS, Part, Rate, TrainStep, WeightAverage, mean_of_finite
 
 Weights = Mapping[str, Tensor]
-CHECKPOINT, MODEL, LOG = "checkpoint.safetensors", "model.safetensors", "log.jsonl"
-"""The files of a run's folder."""
+CHECKPOINT, MODEL, LOG, PRETRAINED = "checkpoint.safetensors", "model.safetensors", "log.jsonl", "pretrained"
+"""The files of a run's folder, and the folder in it of an encoder that was pre-trained for it alone."""
 CHECKPOINT_SECONDS = 15.0
 """Checkpoints are written after a validation, but not more often than this."""
 
@@ -110,7 +110,8 @@ class Training:
         torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
         self.learner = accelerated(build_learner(learner_settings).to(device)).train()
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
-        self.ranks, self.shelf, self.device = ranks, shelf, self.items["train"].device
+        self.ranks, self.device = ranks, self.items["train"].device
+        self.shelf = Shelf(folder / PRETRAINED) if shelf is None and folder is not None else shelf
         self.average = WeightAverage(self.learner, settings.average) if settings.average else None
         torch.manual_seed(seed_of(f"seed {settings.seed} pretraining"))
         self.head = (
@@ -199,32 +200,36 @@ class Training:
         return Outcome(self.counters, self._stop, self._test() if test and not self._stop else None)
 
     def pretrain(self) -> None:
-        """Pre-train the encoder, or take one so trained off the shelf. Interrupted, it begins anew the next time."""
+        """Pre-train the encoder, from where the shelf has it: from nothing, half way or to the end."""
         assert self.head is not None
-        started, modules = time.monotonic(), {"encoder": self.learner.encoder, "head": self.head}
-        untrained = {name: _copy(module.state_dict()) for name, module in modules.items()}
+        untrained = {module: _copy(module.state_dict()) for module in (self.learner.encoder, self.head)}
+        work = Pretraining(self.learner, self.head, self.items["train"], self.settings, graph=self._captures_graphs)
+        before = 0.0 if self.shelf is None else self.shelf.take(work, self.learner_settings, self.settings)
+        self.counters.seconds, started = before, time.monotonic()  # as if all of it had been trained here and now
+        found_done = work.done
 
         def go_on(progress: Progress) -> bool:
-            self._agree(time.monotonic() - started)
+            self._agree(before + time.monotonic() - started)
             self._write("pretrain", **asdict(progress))
+            if time.monotonic() - self._saved_at >= self.checkpoint_seconds:
+                self._shelve(work)
             return not self._stop
 
-        settings = self.learner_settings, self.settings
-        seconds = None if self.shelf is None else self.shelf.take(modules, *settings)
-        if seconds is not None:
-            self.counters.seconds = seconds  # as if it had been trained here and now
-        elif pretrain(
-            self.learner, self.head, self.items["train"], self.settings, graph=self._captures_graphs, go_on=go_on
-        ):
-            if self.shelf is not None and self.ranks.first:
-                self.shelf.put(modules, *settings, self.counters.seconds)
-        else:
-            for name, module in modules.items():
-                module.load_state_dict(untrained[name])
+        work.run(go_on)
+        if not found_done:
+            self._shelve(work)
+        if not work.done:
+            for module, weights in untrained.items():  # the checkpoint shall not tell half of the story
+                module.load_state_dict(weights)
             return
         if self.average is not None:
             self.average.restart()
         self.counters.pretrained = True
+
+    def _shelve(self, work: Pretraining) -> None:
+        if self.shelf is not None and self.ranks.first:
+            self.shelf.put(work, self.learner_settings, self.settings, self.counters.seconds)
+        self._saved_at = time.monotonic()
 
     def _loop(self) -> None:
         counters = self.counters

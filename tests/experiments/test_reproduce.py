@@ -1,5 +1,6 @@
 """Filling the ledger on small stand-ins: what is missing is run, interrupted, continued, and never run twice."""
 
+import json
 import math
 import sys
 import time
@@ -93,17 +94,9 @@ def test_with_no_time_nothing_is_begun(small_benchmarks, tmp_path, place):
     assert (summary.finished, summary.left, small_benchmarks) == ((), 1, [])
 
 
-def test_a_run_whose_pretraining_does_not_fit_waits_and_others_go_first(small_benchmarks, tmp_path, place, monkeypatch):
-    pretrained = {**recipes.RECIPES["best"], "*/fwcnn-gradient": Changes({"pretrain_steps": 10**9})}
-    monkeypatch.setitem(recipes.RECIPES, "best", pretrained)
-    long, other = Run("omniglot-5way-1shot", "fwcnn-gradient"), Run("omniglot-5way-1shot", "fwcnn-normalised")
-    summary, said = go([RUN, long, other], tmp_path, place, time.monotonic() + 500)
-    assert summary.finished == (RUN, other)
-    assert any("waits for the next call" in sentence for sentence in said)
-
-
-def test_interrupted_while_pretraining_it_begins_anew(small_benchmarks, tmp_path, place, monkeypatch):
-    pretrained = {**recipes.RECIPES["best"], "omniglot-*": Changes({"pretrain_steps": 4, "pretrain_batch": 8})}
+def test_interrupted_while_pretraining_it_goes_on_there(small_benchmarks, tmp_path, place, monkeypatch):
+    short = Changes({"pretrain_steps": 4, "pretrain_batch": 8, "log_every": 1})
+    pretrained = {**recipes.RECIPES["best"], "omniglot-*": short}
     monkeypatch.setitem(recipes.RECIPES, "best", pretrained)
     clock, late = time.monotonic, []
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 1000 * len(late))
@@ -113,6 +106,8 @@ def test_interrupted_while_pretraining_it_begins_anew(small_benchmarks, tmp_path
     summary, said = go([RUN], tmp_path, place)
     assert summary.finished == (RUN,)
     assert said[0].endswith("starts")
+    log = [json.loads(text) for text in (place.folder / RUN.folder / training.LOG).read_text().splitlines()]
+    assert [line["pretrain_step"] for line in log if line["event"] == "pretrain"] == [2, 3, 4]
 
 
 def _then(first, second):

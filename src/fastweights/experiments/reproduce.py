@@ -99,14 +99,10 @@ def reproduce(
     unfinished = None
     dataset: Dataset | None = None
     for run in wanted:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if time.monotonic() >= deadline:
             break
         try:
             dataset = dataset_of(run, place, dataset, progress)
-            if finished and left < estimate_pretraining(run) and not _is_pretrained(run, dataset, place):
-                say(f"{run}: waits for the next call, its pre-training would not be done in time")
-                continue
             results = carry_out(run, dataset, place, deadline, say, sinks(run))
         except UserError as error:  # a loss that is no number, say: no reason to leave the other runs undone
             failed.append(f"{run}: {error}")
@@ -186,14 +182,8 @@ def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say:
     return Training(*settings, dataset, place.device, folder, shelf=place.shelf)
 
 
-def _is_pretrained(run: Run, dataset: Dataset, place: Place) -> bool:
-    """Whether a checkpoint or an encoder on the shelf spares a run its pre-training."""
-    on_shelf = place.shelf.path(*settings_of(run, dataset, place.precision))
-    return on_shelf.exists() or _has_checkpoint(place.folder / run.folder)
-
-
 def _has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to go on from; pre-training is not continued, it begins anew."""
+    """Whether there is something to go on from; what was pre-trained is on the shelf, done or half done."""
     path = folder / CHECKPOINT
     if not path.exists():
         return False
@@ -301,23 +291,10 @@ def estimate(run: Run, lines: Iterable[Line]) -> Estimate:
     ]
     if alike:
         return Estimate(statistics.median(alike), True)
-    chosen = _train_settings(run)
-    training = max(chosen.steps * chosen.tasks_per_step / _speed(run), chosen.steps / STEPS_PER_SECOND)
-    return Estimate(training + estimate_pretraining(run), False)
-
-
-def estimate_pretraining(run: Run) -> float:
-    """The seconds of it that cannot be interrupted without beginning anew."""
-    chosen = _train_settings(run)
-    return chosen.pretrain_steps * chosen.pretrain_batch / PRETRAINING_SPEED_UP / _speed(run)
-
-
-def _train_settings(run: Run) -> TrainSettings:
-    return replace(TrainSettings(), **changes_of(run.recipe, run.training, run.learner, run.variant).training)
-
-
-def _speed(run: Run) -> float:
-    return float(matching(TASKS_PER_SECOND, run.training, run.learner)[-1])
+    chosen = replace(TrainSettings(), **changes_of(run.recipe, run.training, run.learner, run.variant).training)
+    speed = float(matching(TASKS_PER_SECOND, run.training, run.learner)[-1])
+    training = max(chosen.steps * chosen.tasks_per_step / speed, chosen.steps / STEPS_PER_SECOND)
+    return Estimate(training + chosen.pretrain_steps * chosen.pretrain_batch / PRETRAINING_SPEED_UP / speed, False)
 
 
 def find_commit(given: str = "") -> str:
