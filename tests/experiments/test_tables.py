@@ -4,7 +4,7 @@ import pytest
 
 from fastweights.errors import UserError
 from fastweights.experiments.plan import PLAN, choose, parse_cell, whole_plan
-from fastweights.experiments.recipes import DEPARTURES, RECIPES, VARIANTS, changes_of
+from fastweights.experiments.recipes import DEPARTURES, RECIPES, VARIANTS, changes_of, departures_of
 from fastweights.experiments.tables import ABLATION, STRETCH, TABLES, parse_experiment, parse_number, published
 from fastweights.learners import PLACEMENTS
 from fastweights.presets import PRESETS, check_overrides
@@ -59,6 +59,16 @@ def test_recipes_are_settings_that_exist():
                 TrainSettings(**changes.training)
     assert "truncated" not in DEPARTURES
     assert "no-pretraining" in DEPARTURES
+
+
+def test_only_what_best_does_can_be_taken_back():
+    cnn = departures_of("mini-imagenet-5way-1shot", "fwcnn-hebb")
+    assert {"no-pretraining", "adam-pretraining", "no-augmentation"} <= set(cnn)
+    assert not {"no-turns", "no-dropout", "no-length-penalty"} & set(cnn)
+    assert "no-turns" in departures_of("mini-imagenet-5way-1shot", "fwresnet-hebb")
+    assert not {"no-pretraining", "adam-pretraining", "no-dropout"} & set(
+        departures_of("omniglot-5way-1shot", "fwcnn-hebb")
+    )
 
 
 def test_the_later_pattern_wins_and_a_variant_wins_over_it():

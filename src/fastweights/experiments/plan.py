@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fastweights.errors import UserError
-from fastweights.experiments.recipes import RECIPES, VARIANTS
+from fastweights.experiments.recipes import RECIPES, VARIANTS, departures_of
 from fastweights.experiments.tables import (
     ABLATION,
     ABLATION_EXPERIMENT,
@@ -90,6 +90,16 @@ _RIVALS = (
     + _cells(_PTB_1, "matching-lstm")
 )  # fmt: skip
 
+_DEPARTURES = tuple(
+    f"{training}/{learner}/{variant}"
+    for training, learner in (
+        (ABLATION_EXPERIMENT, ABLATION_LEARNER),
+        ("omniglot-5way-1shot", "fwcnn-hebb"),
+        ("ptb-5way-1shot", "lstm-fwmlp-hebb"),
+    )
+    for variant in departures_of(training, learner)
+)
+
 PLAN: tuple[Step, ...] = (
     Step("every fast-weight cell once, one shot first", _one_shot_first(_HEBB + _GRADIENT)),
     Step("the ablation figure", _ABLATION),
@@ -100,6 +110,7 @@ PLAN: tuple[Step, ...] = (
         "the other division of the Penn Treebank", _cells((*_PTB_1, *_PTB_MORE), "lstm-fwmlp-hebb"), protocol="pooled"
     ),
     Step("the rivals", _RIVALS),
+    Step("each departure of the best recipe taken back alone", _DEPARTURES),
 )
 
 

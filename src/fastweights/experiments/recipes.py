@@ -8,11 +8,12 @@ compared.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from fastweights.errors import UserError
+from fastweights.settings import LearnerSettings, TrainSettings
 
 Values = Mapping[str, Any]
 
@@ -155,9 +156,14 @@ PLACED = ("softmax-fast-only", "softmax", "fc+softmax", "truncated", "fc-fast-on
 VARIANTS: dict[str, Changes] = {
     **{placement: Changes(learner={"placement": placement}) for placement in PLACED},
     "no-pretraining": Changes({"pretrain_steps": 0}),
+    "adam-pretraining": Changes(
+        {"pretrain_optimizer": "adam", "pretrain_learning_rate": 2e-3, "pretrain_weight_decay": 0.0}
+    ),
+    "no-turns": Changes({"pretrain_turns": False}),
     "no-augmentation": Changes({"augment": ()}),
     "no-weight-decay": Changes({"weight_decay": 0.0}),
     "no-label-smoothing": Changes({"label_smoothing": 0.0, "pretrain_label_smoothing": 0.0}),
+    "no-length-penalty": Changes({"length_penalty": 0.0}),
     "no-averaging": Changes({"average": 0.0}),
     "no-dropout": Changes(learner={"dropout": 0.0}),
     "constant-rate": Changes({"schedule": "constant"}),
@@ -188,6 +194,20 @@ def changes_of(recipe: str, training: str, learner: str, variant: str = "") -> C
     for changes in (*matching(TASKS, training, learner), *matching(RECIPES[recipe], training, learner)):
         merged = merged.then(changes)
     return merged.then(VARIANTS[variant]) if variant else merged
+
+
+def departures_of(training: str, learner: str) -> tuple[str, ...]:
+    """The variants that take something back which `best` does for a model."""
+
+    def felt(variant: str) -> Changes:
+        """All settings but those of a pre-training that does not take place."""
+        changes = changes_of("best", training, learner, variant)
+        trained = {**asdict(TrainSettings()), **changes.training}
+        if not trained["pretrain_steps"]:
+            trained = {name: value for name, value in trained.items() if not name.startswith("pretrain_")}
+        return Changes(trained, {**asdict(LearnerSettings()), **changes.learner})
+
+    return tuple(variant for variant in DEPARTURES if felt(variant) != felt(""))
 
 
 def matching(patterns: Mapping[str, Any], training: str, learner: str) -> list[Any]:

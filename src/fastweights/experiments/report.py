@@ -241,9 +241,15 @@ def _pooled_rows(results: Results, table: Table) -> Iterator[tuple[str, ...]]:
         yield row.model, parse_experiment(experiment).title, number.text if number else "", _shown(measured), centroid
 
 
-def _variant_row(results: Results, variant: str, what: str) -> tuple[str, ...]:
-    baseline = results.of(ABLATION_EXPERIMENT, ABLATION_LEARNER)
-    measured = results.of(ABLATION_EXPERIMENT, ABLATION_LEARNER, variant=variant)
+def _variant_row(
+    results: Results,
+    variant: str,
+    what: str,
+    experiment: str = ABLATION_EXPERIMENT,
+    learner: str = ABLATION_LEARNER,
+) -> tuple[str, ...]:
+    baseline = results.of(experiment, learner)
+    measured = results.of(experiment, learner, variant=variant)
     difference = compare(measured, baseline, results.details) if variant and measured and baseline else None
     return what, _shown(measured), difference.text if difference else NOT_OURS
 
@@ -268,14 +274,17 @@ def _ablation(results: Results) -> list[Block]:
 
 
 def _departures(results: Results) -> list[Block]:
-    ran = [v for v in DEPARTURES if results.of(ABLATION_EXPERIMENT, ABLATION_LEARNER, variant=v)]
-    if not ran:
+    rows = [
+        (f"`{learner}`", _title(experiment), *_variant_row(results, variant, f"`{variant}`", experiment, learner))
+        for experiment, protocol, learner, variant, recipe in sorted(results.groups)
+        if variant in DEPARTURES and recipe == "best" and protocol in ("", PROTOCOLS[0])
+    ]
+    if not rows:
         return []
-    rows = tuple(_variant_row(results, variant, variant) for variant in ran)
     return [
         Heading("What each departure of `best` does"),
-        Text("fwCNN (Hebb), mini-ImageNet 5-way 1-shot: `best` with one departure from the paper taken back."),
-        Grid(("taken back", "ours", "difference to `best`"), rows),
+        Text("`best` with one departure from the paper taken back; the difference is on the same tasks."),
+        Grid(("model", "tasks", "taken back", "ours", "difference to `best`"), tuple(rows)),
     ]
 
 
