@@ -111,7 +111,7 @@ def ablation_bars(bars: Sequence[tuple[Bar, Measured]]) -> str:
     return _svg(figure)
 
 
-def task_pca(learner: Learner, episode: Episode) -> str:
+def task_pca(learner: Learner, episode: Episode, about: str = "") -> str:
     """Keys of one task's examples and questions, and what the memory answers to them, each on two principal axes."""
     keys, answers = _keys_and_answers(learner, episode)
     labels = torch.cat([episode.support_y[0], episode.query_y[0]]).tolist()
@@ -126,7 +126,7 @@ def task_pca(learner: Learner, episode: Episode) -> str:
         for row, (x, y) in enumerate(places.tolist()):
             marker: dict[str, Any] = {"marker": "*", "s": 170, "edgecolors": "black"} if row < shown else {"s": 18}
             axes.scatter(x, y, color=colours(labels[row]), zorder=3 if row < shown else 2, linewidths=0.7, **marker)
-        axes.set_title(title, fontsize=10)
+        axes.set_title(f"{about}: {title}" if about else title, fontsize=10)
         axes.set_xticks([])
         axes.set_yticks([])
     return _svg(figure)

@@ -433,7 +433,8 @@ def draw_pca(model: Path, ledger_path: Path, data_root: Path | None) -> Path:
     s = saved.training
     dataset = load(s.dataset, data_root, s.variant)
     sampler = EpisodeSampler(dataset.splits["test"], s.way, s.shot, s.queries)
-    svg = figures.task_pca(learner, sampler.draw(1, torch.Generator().manual_seed(0)))
+    about = f"{dataset.full_name}, {s.way}-way {s.shot}-shot, {saved.learner.rule}"
+    svg = figures.task_pca(learner, sampler.draw(1, torch.Generator().manual_seed(0)), about)
     path = ledger_path.parent / PCA
     with replacing(path) as draft:
         draft.write_text(svg, encoding="utf-8")
