@@ -62,7 +62,7 @@ def _affine(map_: Tensor, height: int) -> Tensor:
 
 def _turn(map_: Tensor, height: int) -> Tensor:
     """Turn by a multiple of 90 degrees."""
-    return _compose(map_, quarter_turns(torch.randint(4, (len(map_),), device=map_.device)))
+    return _compose(map_, quarter_turns(torch.randint(TURNS, (len(map_),), device=map_.device)))
 
 
 def quarter_turns(turns: Tensor) -> Tensor:
@@ -102,6 +102,8 @@ NODES = 5
 """Nodes of that lattice along each side."""
 FUSIBLE = True
 """Whether the kernel of `resampling` may be used on a GPU."""
+TURNS = 4
+"""Quarters of a turn."""
 COLOUR = "jitter"
 """Brightness, contrast and saturation, each times 0.6 to 1.4."""
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from fastweights.augment import augment, augment_tasks
+from fastweights.augment import TURNS, augment, augment_tasks
 from fastweights.data.items import Items
 from fastweights.distributed import Ranks
 from fastweights.episodes import Episode, EpisodeSampler
@@ -16,8 +16,6 @@ from fastweights.precision import autocast
 from fastweights.settings import TrainSettings
 
 ALONE = Ranks()
-TURNS = 4
-"""Quarters of a turn."""
 
 
 class MetaObjective:
