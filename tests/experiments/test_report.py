@@ -191,3 +191,24 @@ def test_a_run_by_the_present_recipe_follows_it(small_benchmarks):
 def test_hand_written_paragraphs_are_unwrapped_and_lists_are_not():
     blocks = from_markdown("## Why\n\nOne paragraph\nin two lines.\n\n- a\n- b\nand more")
     assert blocks == [Heading("Why", 2), Text("One paragraph in two lines."), Text("- a\n- b and more")]
+
+
+def test_the_front_page_has_the_numbers_between_its_marks(tmp_path):
+    (tmp_path / "results").mkdir()
+    path, front = write_ledger(tmp_path / "results", made_up()), tmp_path / "README.md"
+    assert report.write(path) == (path.parent / "README.md", path.parent / "report.html")
+    front.write_text("A word.\n")
+    report.write(path)
+    assert front.read_text() == "A word.\n"
+    front.write_text(f"Before.\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n")
+    with pytest.raises(UserError, match=r"README\.md and .* disagree, first in line 4"):
+        report.check(path)
+    report.write(path)
+    report.check(path)
+    text = front.read_text()
+    assert text.startswith("Before.\n\n")
+    assert text.endswith("\n\nAfter.\n")
+    assert "| mini-imagenet 5-way 1-shot | fwCNN | 50.21 | 70.00 | 47.68 | not yet run |" in text
+    assert "old" not in text
+    report.write(path)
+    assert front.read_text() == text

@@ -179,7 +179,7 @@ def report(
     ] = None,
     data_root: RootOption = None,
 ) -> None:
-    """Write README.md and report.html beside the ledger: the paper's numbers and ours."""
+    """Write README.md and report.html beside the ledger and the front page's table: the paper's numbers and ours."""
     from fastweights.experiments import report as reports  # deferred: matplotlib is slow to import
 
     if check:

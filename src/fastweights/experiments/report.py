@@ -44,6 +44,8 @@ from fastweights.presets import PRESETS
 from fastweights.settings import LearnerSettings
 
 README, PAGE, NOTES, PCA = "README.md", "report.html", "notes.md", "task-pca.svg"
+BEGIN, END = "<!-- table: written by fastweights report -->", "<!-- end of table -->"
+"""What the summary on the front page stands between."""
 """What lies beside the ledger: two forms of the report, what is written by hand, and one drawing."""
 NOT_YET, NOT_OURS = "not yet run", "–"
 
@@ -75,14 +77,19 @@ def read_results(ledger_path: Path) -> Results:
     return Results(tuple(lines), by_group(lines), ledger.read_details(ledger_path), texts[NOTES], texts[PCA], tried)
 
 
-def write(ledger_path: Path) -> tuple[Path, Path]:
-    """Write both forms beside the ledger."""
-    blocks = contents(read_results(ledger_path))
-    readme, page = ledger_path.parent / README, ledger_path.parent / PAGE
-    for path, text in ((readme, to_markdown(blocks)), (page, to_html(blocks, "fastweights: results"))):
+def write(ledger_path: Path) -> tuple[Path, ...]:
+    """Write both forms beside the ledger, and the summary on the project's front page, where there is one."""
+    results = read_results(ledger_path)
+    blocks = contents(results)
+    texts = {
+        ledger_path.parent / README: to_markdown(blocks),
+        ledger_path.parent / PAGE: to_html(blocks, "fastweights: results"),
+        **front_page(ledger_path, results),
+    }
+    for path, text in texts.items():
         with replacing(path) as draft:
             draft.write_text(text, encoding="utf-8")
-    return readme, page
+    return tuple(texts)
 
 
 def check(ledger_path: Path) -> None:
@@ -90,15 +97,41 @@ def check(ledger_path: Path) -> None:
     readme = ledger_path.parent / README
     if not readme.exists():
         raise UserError(f"{readme} does not exist; write it with fastweights report.")
-    found = readme.read_text(encoding="utf-8").splitlines()
-    right = to_markdown(contents(read_results(ledger_path))).splitlines()
-    if found == right:
-        return
-    pairs = zip(found, right, strict=False)
-    line = next((n for n, (a, b) in enumerate(pairs, 1) if a != b), min(len(found), len(right)) + 1)
-    raise UserError(
-        f"{readme} and {ledger_path} disagree, first in line {line}; write it anew with fastweights report."
-    )
+    results = read_results(ledger_path)
+    for path, text in {readme: to_markdown(contents(results)), **front_page(ledger_path, results)}.items():
+        found, right = path.read_text(encoding="utf-8").splitlines(), text.splitlines()
+        if found != right:
+            pairs = zip(found, right, strict=False)
+            line = next((n for n, (a, b) in enumerate(pairs, 1) if a != b), min(len(found), len(right)) + 1)
+            raise UserError(
+                f"{path} and {ledger_path} disagree, first in line {line}; write it anew with fastweights report."
+            )
+
+
+def front_page(ledger_path: Path, results: Results) -> dict[Path, str]:
+    """The README above the ledger's folder, with our numbers between its marks; empty where none has such marks."""
+    path = ledger_path.resolve().parent.parent / README
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return {path: f"{before}{begin}\n\n{to_markdown([_summary(results)])}\n{end}{after}"} if end else {}
+
+
+def _summary(results: Results) -> Grid:
+    """Every fast-weight cell in a line: the paper's numbers and ours by both rules."""
+    models = {(experiment, learner): model for experiment, learner, model in _must_cells()}
+    rows = []
+    for (experiment, hebb), model in models.items():
+        if hebb.endswith("-hebb"):
+            learners = hebb, hebb.replace("-hebb", "-gradient")
+            numbers = [text for learner in learners for text in _paper_and_ours(results, experiment, learner)]
+            rows.append((_title(experiment), model.removesuffix(" (Hebb)"), *numbers))
+    return Grid(("tasks", "model", "Hebb, paper", "ours", "gradient, paper", "ours"), tuple(rows))
+
+
+def _paper_and_ours(results: Results, experiment: str, learner: str) -> tuple[str, str]:
+    target, measured = published(experiment, learner), results.of(experiment, learner)
+    return f"{target.mean:g}" if target else NOT_OURS, f"{measured.accuracy:.2f}" if measured else NOT_YET
 
 
 def contents(results: Results) -> list[Block]:
