@@ -45,8 +45,8 @@ class Launch(NamedTuple):
 
 
 LAUNCH = {"forward": Launch(128, 4, 132 * 2), "backward": Launch(64, 4, 132 * 2)}
-"""Two programs for each of an H200's 132 processors, which is what fits by their registers: there the fastest of those
-that benchmarks/coordinates.py compares."""
+"""Two programs for each of an H200's 132 processors, which is what fits by their registers. On one they are the fastest
+of blocks of 32, 64 and 128, 4 and 8 warps, 264 and 528 programs, or within 1 % of it."""
 
 
 @triton.jit

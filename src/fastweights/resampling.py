@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 LAUNCH = {"nearest": (1024, 4), "bicubic": (256, 4)}
-"""Pixels per block and warps: on an H200 within 5 % of the fastest that benchmarks/augmentation.py compares."""
+"""Pixels per block and warps: on an H200, with 84 pixels, within 5 % of the fastest of
+benchmarks/augmentation.py. With Omniglot's 28 none was timed."""
 
 
 @triton.jit

@@ -3,8 +3,8 @@
 A recipe is a list of changes to the defaults of `LearnerSettings` and `TrainSettings`, each for the models that a
 pattern names ("omniglot-20way-*/fwcnn-*": training/learner). All that match apply, from the top; later ones win.
 
-`best` keeps architecture and rule. It was chosen on validation tasks alone; `search` keeps the record of what was
-compared.
+`best` keeps architecture and rule. It was chosen on validation tasks, `search` keeps the record of what was
+compared; results/notes.md says what was not compared but judged.
 """
 
 from collections.abc import Mapping

@@ -387,7 +387,7 @@ def _recipes(results: Results) -> list[Block]:
         Grid(("open", "chosen", "why"), OPEN_CHOICES),
         Text(
             "`best` is the same architecture and the same rule, trained as well as we know how; it was chosen on "
-            "validation tasks alone. All patterns that fit a model apply, later ones win:"
+            "validation tasks, but for what the notes above name. All patterns that fit a model apply, later ones win:"
         ),
         Grid(("models", "changes to the defaults"), best),
         *_searched(results),
