@@ -63,8 +63,9 @@ def test_recipes_are_settings_that_exist():
 
 def test_only_what_best_does_can_be_taken_back():
     cnn = departures_of("mini-imagenet-5way-1shot", "fwcnn-hebb")
-    assert {"no-pretraining", "adam-pretraining", "no-augmentation"} <= set(cnn)
-    assert not {"no-turns", "no-dropout", "no-length-penalty"} & set(cnn)
+    assert {"no-pretraining", "adam-pretraining", "no-augmentation", "no-length-penalty"} <= set(cnn)
+    assert not {"no-turns", "no-dropout"} & set(cnn)
+    assert "no-length-penalty" not in departures_of("mini-imagenet-5way-1shot", "fwcnn-gradient")
     assert "no-turns" in departures_of("mini-imagenet-5way-1shot", "fwresnet-hebb")
     assert not {"no-pretraining", "adam-pretraining", "no-dropout"} & set(
         departures_of("omniglot-5way-1shot", "fwcnn-hebb")

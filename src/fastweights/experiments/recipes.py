@@ -96,8 +96,6 @@ BEST: dict[str, Changes] = {
     "omniglot-5way-1shot/*": Changes({"steps": 16_000}),
     "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000}),
     "omniglot-5way-5shot/*": Changes({"steps": 8_000}),
-    "omniglot-5way-5shot/fwcnn-gradient": Changes({"steps": 16_000}),
-    "omniglot-5way-5shot/fwcnn-hebb": Changes({"steps": 24_000, "label_smoothing": 0.0, "length_penalty": 50.0}),
     "omniglot-20way-1shot/*": Changes({"steps": 12_000, "tasks_per_step": 32, "validate_every": 64_000}),
     "omniglot-20way-5shot/*": Changes(
         {"steps": 8_000, "tasks_per_step": 32, "train_queries": 5, "validate_every": 64_000}
@@ -119,7 +117,7 @@ BEST: dict[str, Changes] = {
     ),
     "mini-imagenet-*/fwcnn-gradient": Changes({"steps": 3_000}),
     "mini-imagenet-5way-1shot/fwcnn-hebb": Changes({"length_penalty": 10.0}),
-    "mini-imagenet-5way-5shot/fwcnn-hebb": Changes({"steps": 12_000, "length_penalty": 5.0}),
+    "mini-imagenet-5way-5shot/fwcnn-hebb": Changes({"length_penalty": 5.0}),
     "mini-imagenet-*/fwresnet-*": Changes(
         {
             "augment": ("flip", "resized-crop", "jitter"),
@@ -134,7 +132,6 @@ BEST: dict[str, Changes] = {
         },
         {"dropout": 0.1},
     ),
-    "mini-imagenet-5way-5shot/fwresnet-gradient": Changes({"learning_rate": 1e-3, "encoder_rate": 0.1}),
     "ptb-*": Changes(
         {
             "learning_rate": 1e-3,
