@@ -48,6 +48,23 @@ def test_a_captured_step_equals_a_plain_one(precision, tolerance):
     assert len(set(captured)) == len(captured)
 
 
+def test_a_step_is_captured_anew_when_the_tasks_change():
+    settings = replace(SHORT, precision="float32")
+
+    def losses_over_a_change(graph: bool) -> list[float]:
+        torch.manual_seed(0)
+        step = make_step(build_learner(NARROW).cuda().train(), settings, graph)
+        for i in range(16):
+            if i == 8:
+                step.objective.sampler = EpisodeSampler(step.objective.sampler.items, 5, 2, 3)
+                step.expect_change()
+            step(i, 0.0)
+        assert (step._graph is not None) == graph
+        return step.metrics()[:, 0].tolist()
+
+    assert losses_over_a_change(True) == pytest.approx(losses_over_a_change(False), rel=1e-3)
+
+
 @pytest.mark.parametrize(("rule", "steps", "tolerance"), [("gradient", 12, 1e-3), ("gradient-log", 4, 5e-3)])
 def test_a_captured_step_of_the_gradient_rule_equals_a_plain_one(rule, steps, tolerance, monkeypatch):
     """By the fused kernels, captured and not, and by the plain path.

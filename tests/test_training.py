@@ -33,6 +33,18 @@ class Lines(list):
         return [loss for line in self if line["event"] == "train" for loss in line["losses"]]
 
 
+class StopAt(Lines):
+    """A sink that asks its training to stop after a step."""
+
+    def __init__(self, step: int, training: Training) -> None:
+        super().__init__()
+        self.step, self.training = step, training
+
+    def write(self, line) -> None:
+        self.append(line)
+        self.training._asked_to_stop = line["step"] == self.step
+
+
 def train(learner_settings, train_settings, dataset, **options):
     lines = Lines()
     training = Training(learner_settings, train_settings, dataset, sinks=[lines], **options)
@@ -165,6 +177,41 @@ def test_training_tasks_may_be_larger_than_those_asked(dataset, learner_settings
     trained_on = (dataset.splits["train"].classes, 7, 6)
     assert trained_on in drawn
     assert {each[1:] for each in drawn - {trained_on}} == {(3, 3)}
+
+
+def test_the_last_steps_are_on_tasks_as_asked_and_a_resumed_run_knows(
+    dataset, learner_settings, train_settings, tmp_path, monkeypatch
+):
+    """Broken off before, at or after the change, a run is what it is in one piece."""
+    settings = replace(train_settings, steps=9, settle_steps=4, way=3, shot=2, queries=2, train_way=5, train_shot=1)
+    settings = replace(settings, log_every=1)
+    learner_settings = replace(learner_settings, slots=settings.slots)
+    shapes, positions = [], EpisodeSampler.positions
+
+    def remember(self, tasks, generator=None):
+        if generator is None:  # a training task; those of validation and test have a generator of their own
+            shapes.append((self.way, self.shot, self.queries))
+        return positions(self, tasks, generator)
+
+    monkeypatch.setattr(EpisodeSampler, "positions", remember)
+    whole, lines, _ = train(learner_settings, settings, dataset)
+    assert shapes == 5 * [(5, 1, 2)] + 4 * [(3, 2, 2)]
+    for step in (4, 5, 6):
+        shapes.clear()
+        training = Training(learner_settings, settings, dataset, folder=tmp_path / str(step))
+        first, rest = StopAt(step, training), Lines()
+        training.sinks = [first]
+        assert training.run().interrupted
+        outcome = resume(tmp_path / str(step), dataset, sinks=[rest]).run()
+        assert shapes == 5 * [(5, 1, 2)] + 4 * [(3, 2, 2)]
+        assert first.losses() + rest.losses() == lines.losses()
+        assert torch.equal(outcome.test.per_task, whole.test.per_task)
+
+
+@pytest.mark.parametrize("settle_steps", [-1, 31])
+def test_no_more_steps_can_settle_than_there_are(dataset, learner_settings, train_settings, settle_steps):
+    with pytest.raises(UserError, match="--settle-steps must be from 0 to all 30 steps"):
+        Training(learner_settings, replace(train_settings, settle_steps=settle_steps), dataset)
 
 
 def test_an_encoder_at_rate_nothing_stays_as_it_was(dataset, learner_settings, train_settings):

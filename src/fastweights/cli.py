@@ -79,6 +79,9 @@ def train(
         int | None, typer.Option(help="Questions per class in a training task. (default: as --queries)")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the slow weights. (default: 2000)")] = None,
+    settle_steps: Annotated[
+        int | None, typer.Option(help="The last of them, on tasks as at test whatever --train-way says. (default: 0)")
+    ] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this long, whatever the steps.")] = None,
     tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. (default: 4)")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Adam's step size. (default: 0.001)")] = None,
@@ -121,6 +124,7 @@ def train(
         "train_shot": train_shot,
         "train_queries": train_queries,
         "steps": steps,
+        "settle_steps": settle_steps,
         "seconds": seconds,
         "tasks_per_step": tasks_per_step,
         "learning_rate": learning_rate,

@@ -115,6 +115,8 @@ class TrainSettings(_Settings):
     """Questions per class in a training task; 0: as many as in validation and test."""
     steps: int = 2000
     """Updates of the slow weights."""
+    settle_steps: int = 0
+    """How many of these, the last, are on tasks as validation and test have them, whatever those before were on."""
     seconds: float = 0.0
     """Wall-clock budget that ends training early; 0 is none."""
     tasks_per_step: int = 4

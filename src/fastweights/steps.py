@@ -61,9 +61,14 @@ class TrainStep:
         self.objective, self.rate, self.seed, self.average = objective, rate, seed, average
         self.ranks, self.say = ranks, say
         self.optimizer = make_optimizer(parts, rate.peak, weight_decay, device, optimizer)
-        self._wants_graph, self._eager_steps = graph and device.type == "cuda" and not ranks.several, 0
+        self._may_capture = graph and device.type == "cuda" and not ranks.several
+        self.expect_change()
         self._latest = torch.zeros(2, device=device)
         self._metrics: list[Tensor] = []
+
+    def expect_change(self) -> None:
+        """Say that the objective draws batches of another shape from now on: a graph of it has to be captured anew."""
+        self._graph, self._wants_graph, self._eager_steps = None, self._may_capture, 0
 
     def __call__(self, step: int, done: float) -> None:
         """Take step number `step`, with the share `done` of the run behind us.

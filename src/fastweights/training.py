@@ -75,6 +75,8 @@ def check_settings(settings: TrainSettings) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(settings, name)}.")
     if settings.pretrain_optimizer not in OPTIMIZERS:
         raise UserError(f"unknown optimizer {settings.pretrain_optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
+    if not 0 <= settings.settle_steps <= settings.steps:
+        raise UserError(f"--settle-steps must be from 0 to all {settings.steps} steps, not {settings.settle_steps}.")
     for name in ("length_penalty", "classify", "pretrain_length_penalty"):
         if getattr(settings, name) < 0:
             raise UserError(f"{name} is a weight of at least 0, not {getattr(settings, name)}.")
@@ -117,6 +119,8 @@ class Training:
         self.head = (
             new_head(self.learner, self.items["train"]) if settings.pretrain_steps or settings.classify else None
         )
+        sampler = self._sampler(*settings.training_task)
+        self.objective = MetaObjective(self.learner, sampler, settings, ranks, self.classifier)
         self.take_step = self._make_step()
         self.questions = {  # now rather than when they are asked: data too small for them shall fail before the work
             split: self._ask(split, tasks)
@@ -130,16 +134,9 @@ class Training:
         self._deadline = math.inf
 
     def _make_step(self) -> TrainStep:
-        s, items = self.settings, self.items["train"]
-        way, shot, queries = s.training_task
-        if self.dataset.manifest.get("drop_small_classes"):  # rare words, say: of no use with so many shots
-            if s.classify:
-                raise UserError(
-                    f"classify wants every class in the tasks, but {self.dataset.name} leaves rare ones out."
-                )
-            items = items.with_at_least(shot + queries)
+        s = self.settings
         return TrainStep(
-            MetaObjective(self.learner, EpisodeSampler(items, way, shot, queries), s, self.ranks, self.classifier),
+            self.objective,
             self._parts(),
             Rate(s.learning_rate, s.schedule),
             seed=f"seed {s.seed}",
@@ -149,6 +146,17 @@ class Training:
             graph=self._captures_graphs,
             ranks=self.ranks,
         )
+
+    def _sampler(self, way: int, shot: int, queries: int) -> EpisodeSampler:
+        """Draws training tasks of such a shape."""
+        items = self.items["train"]
+        if self.dataset.manifest.get("drop_small_classes"):  # rare words, say: of no use with so many shots
+            if self.settings.classify:
+                raise UserError(
+                    f"classify wants every class in the tasks, but {self.dataset.name} leaves rare ones out."
+                )
+            items = items.with_at_least(shot + queries)
+        return EpisodeSampler(items, way, shot, queries)
 
     @property
     def classifier(self) -> nn.Module | None:
@@ -237,6 +245,7 @@ class Training:
         before = counters.seconds
         self._logged_step = counters.step
         while counters.step < self.settings.steps and self._done() < 1 and not self._stop:
+            self._settle_in_time()
             self.take_step(counters.step, self._done())
             counters.step += 1
             validation_due = self._validation_is_due()
@@ -248,6 +257,16 @@ class Training:
                 self._save_now_and_then()
             if not self.ranks.several:
                 self._agree(before + time.monotonic() - started)
+
+    def _settle_in_time(self) -> None:
+        """Towards the end, turn to tasks as validation and test have them."""
+        s, sampler = self.settings, self.objective.sampler
+        wanted = (s.way, s.shot, s.queries)
+        unsettled = self._done() < (s.steps - s.settle_steps) / s.steps
+        if unsettled or (sampler.way, sampler.shot, sampler.queries) == wanted:
+            return
+        self.objective.sampler = self._sampler(*wanted)
+        self.take_step.expect_change()
 
     def _agree(self, seconds: float) -> None:
         """Settle the clock, and whether to stop. Several ranks do so together, and only where they wait anyway."""
