@@ -63,7 +63,11 @@ def test_training_learns_and_tests_the_best_weights_once(dataset, learner_settin
     assert tests[0]["accuracy"] == outcome.test.accuracy
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(dataset, learner_settings, train_settings, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    dataset, learner_settings, train_settings, tmp_path, optimizer
+):
+    train_settings = replace(train_settings, optimizer=optimizer)
     whole, whole_lines, trained = train(learner_settings, train_settings, dataset, folder=tmp_path / "whole")
     _, first_lines, _ = train(learner_settings, replace(train_settings, steps=17), dataset, folder=tmp_path / "cut")
     rest_lines = Lines()
@@ -74,6 +78,18 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(dataset, learner_
     assert torch.equal(outcome.test.per_task, whole.test.per_task)
     for name, tensor in trained.learner.state_dict().items():
         assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+def test_the_optimizer_can_be_chosen(dataset, learner_settings, train_settings, name, kind):
+    training = Training(learner_settings, replace(train_settings, optimizer=name, pretrain_steps=0), dataset)
+    assert type(training.take_step.optimizer) is kind
+
+
+@pytest.mark.parametrize("setting", ["optimizer", "pretrain_optimizer"])
+def test_an_unknown_optimizer_is_refused(dataset, learner_settings, train_settings, setting):
+    with pytest.raises(UserError, match="unknown optimizer 'lion'; there are adam and sgd"):
+        Training(learner_settings, replace(train_settings, **{setting: "lion"}), dataset)
 
 
 def test_another_seed_is_another_run(dataset, learner_settings, train_settings):

@@ -84,9 +84,10 @@ def train(
     ] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this long, whatever the steps.")] = None,
     tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. (default: 4)")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Adam's step size. (default: 0.001)")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam or sgd. (default: adam)")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Its step size. (default: 0.001)")] = None,
     schedule: Annotated[str | None, typer.Option(help="constant or cosine. (default: constant)")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Decoupled weight decay. (default: 0)")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Its weight decay. (default: 0)")] = None,
     label_smoothing: Annotated[float | None, typer.Option(help="Of the training loss. (default: 0)")] = None,
     pretrain_steps: Annotated[
         int | None, typer.Option(help="First train the encoder to tell all classes apart. (default: 0)")
@@ -127,6 +128,7 @@ def train(
         "settle_steps": settle_steps,
         "seconds": seconds,
         "tasks_per_step": tasks_per_step,
+        "optimizer": optimizer,
         "learning_rate": learning_rate,
         "schedule": schedule,
         "weight_decay": weight_decay,

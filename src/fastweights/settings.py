@@ -121,12 +121,14 @@ class TrainSettings(_Settings):
     """Wall-clock budget that ends training early; 0 is none."""
     tasks_per_step: int = 4
     """Tasks behind each update."""
+    optimizer: str = "adam"
+    """What takes the steps: adam, or sgd with Nesterov's momentum."""
     learning_rate: float = 1e-3
-    """Adam's step size."""
+    """Its step size."""
     schedule: str = "constant"
     """How the step size changes over the run: constant or cosine."""
     weight_decay: float = 0.0
-    """Decoupled weight decay (AdamW)."""
+    """Its weight decay: decoupled with adam, part of the gradient with sgd."""
     label_smoothing: float = 0.0
     """Label smoothing of the training loss."""
     encoder_rate: float = 1.0
@@ -148,11 +150,11 @@ class TrainSettings(_Settings):
     pretrain_batch: int = 512
     """Items in each of them."""
     pretrain_optimizer: str = "adam"
-    """What takes them: adam, or sgd with Nesterov's momentum."""
+    """What takes them, as `optimizer`."""
     pretrain_learning_rate: float = 1e-3
     """Its step size, with cosine decay."""
     pretrain_weight_decay: float = 0.0
-    """Its weight decay: decoupled with adam, part of the gradient with sgd."""
+    """Its weight decay, as `weight_decay`."""
     pretrain_label_smoothing: float = 0.1
     """Label smoothing in them."""
     pretrain_mixup: bool = False

@@ -23,7 +23,7 @@ EAGER_STEPS = 3
 
 @dataclass(frozen=True)
 class Rate:
-    """Adam's step size over a run."""
+    """The step size over a run."""
 
     peak: float
     schedule: str = "constant"

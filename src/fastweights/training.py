@@ -73,8 +73,9 @@ def check_settings(settings: TrainSettings) -> None:
     for name in ("train_way", "train_shot", "train_queries"):
         if getattr(settings, name) < 0:
             raise UserError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(settings, name)}.")
-    if settings.pretrain_optimizer not in OPTIMIZERS:
-        raise UserError(f"unknown optimizer {settings.pretrain_optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
+    for optimizer in (settings.optimizer, settings.pretrain_optimizer):
+        if optimizer not in OPTIMIZERS:
+            raise UserError(f"unknown optimizer {optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
     if not 0 <= settings.settle_steps <= settings.steps:
         raise UserError(f"--settle-steps must be from 0 to all {settings.steps} steps, not {settings.settle_steps}.")
     for name in ("length_penalty", "classify", "pretrain_length_penalty"):
@@ -141,6 +142,7 @@ class Training:
             Rate(s.learning_rate, s.schedule),
             seed=f"seed {s.seed}",
             weight_decay=s.weight_decay,
+            optimizer=s.optimizer,
             device=self.device,
             average=self.average,
             graph=self._captures_graphs,
