@@ -1,6 +1,7 @@
 """The loop: it learns, resumes exactly, survives being killed, and says when the loss is no number."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -224,10 +225,11 @@ def test_the_last_steps_are_on_tasks_as_asked_and_a_resumed_run_knows(
         assert torch.equal(outcome.test.per_task, whole.test.per_task)
 
 
-@pytest.mark.parametrize("settle_steps", [-1, 31])
-def test_no_more_steps_can_settle_than_there_are(dataset, learner_settings, train_settings, settle_steps):
-    with pytest.raises(UserError, match="--settle-steps must be from 0 to all 30 steps"):
-        Training(learner_settings, replace(train_settings, settle_steps=settle_steps), dataset)
+@pytest.mark.parametrize("name", ["settle_steps", "head_steps"])
+@pytest.mark.parametrize("steps", [-1, 31])
+def test_no_part_of_the_steps_is_more_than_all(dataset, learner_settings, train_settings, name, steps):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} must be from 0 to all 30 steps"):
+        Training(learner_settings, replace(train_settings, **{name: steps}), dataset)
 
 
 def test_an_encoder_at_rate_nothing_stays_as_it_was(dataset, learner_settings, train_settings):
@@ -237,6 +239,79 @@ def test_an_encoder_at_rate_nothing_stays_as_it_was(dataset, learner_settings, t
     changed = {name for name, weights in training.learner.named_parameters() if not torch.equal(weights, before[name])}
     assert changed
     assert not any(name.startswith("encoder.") for name in changed)
+
+
+@pytest.mark.parametrize("pretrain_steps", [0, 3])
+def test_keys_are_brought_to_a_length_and_all_else_stays(dataset, learner_settings, train_settings, pretrain_steps):
+    settings = replace(train_settings, steps=1, key_length=2.0, pretrain_steps=pretrain_steps, pretrain_batch=16)
+    training, without = (
+        Training(learner_settings, replace(settings, key_length=length, average=0.9), dataset) for length in (2.0, 0.0)
+    )
+    for each in (training, without):
+        if pretrain_steps:
+            each.pretrain()
+        each._scale_keys()
+    assert without.learner.key_scale == 1
+    changed = training.learner.state_dict()
+    for name, tensor in without.learner.state_dict().items():
+        assert torch.equal(changed[name], tensor) == (name != "key_scale"), name
+    assert torch.equal(training.average.weights()["key_scale"], changed["key_scale"])
+    torch.manual_seed(5)
+    lengths = training.learner.embed(training.objective.draw()[0].support_x).norm(dim=-1)
+    assert lengths.mean().item() == pytest.approx(2.0, rel=0.1)  # in other tasks than those it was measured in
+
+
+@pytest.mark.parametrize("pretrain_steps", [0, 6])
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_resumed_run_keeps_the_length_of_keys(
+    dataset, learner_settings, train_settings, tmp_path, pretrain_steps, step
+):
+    settings = replace(train_settings, steps=5, key_length=2.0, pretrain_steps=pretrain_steps, pretrain_batch=16)
+    settings = replace(settings, log_every=1)
+    whole, _, trained = train(learner_settings, settings, dataset)
+    training = Training(learner_settings, settings, dataset, folder=tmp_path)
+    training.sinks = [StopAt(step, training)]
+    interrupted = training.run(deadline=time.monotonic() if step == 0 else math.inf)
+    assert interrupted.interrupted
+    resumed = resume(tmp_path, dataset)
+    assert torch.equal(resumed.run().test.per_task, whole.test.per_task)
+    for name, tensor in trained.learner.state_dict().items():
+        assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "system", "message"),
+    [
+        ({"key_length": -1.0}, "fast-weights", "key_length is a length"),
+        ({"key_length": 2.0, "classify": 0.5}, "fast-weights", "exclude each other"),
+        ({"key_length": 2.0}, "prototypical", "for learners with fast weights"),
+    ],
+)
+def test_a_length_of_keys_that_makes_no_sense_is_refused(
+    dataset, learner_settings, train_settings, changes, system, message
+):
+    with pytest.raises(UserError, match=message):
+        Training(replace(learner_settings, system=system), replace(train_settings, **changes), dataset).run()
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.parametrize("encoder_rate", [1.0, 0.5])
+def test_the_first_steps_leave_the_encoder_alone_and_a_resumed_run_knows(
+    dataset, learner_settings, train_settings, tmp_path, step, encoder_rate
+):
+    settings = replace(train_settings, steps=6, head_steps=3, log_every=1, encoder_rate=encoder_rate)
+    whole, _, trained = train(learner_settings, settings, dataset)
+    training = Training(learner_settings, settings, dataset, folder=tmp_path)
+    before = {name: weights.clone() for name, weights in training.learner.named_parameters()}
+    training.sinks = [StopAt(step, training)]
+    assert training.run().interrupted
+    changed = {name for name, weights in training.learner.named_parameters() if not torch.equal(weights, before[name])}
+    assert any(not name.startswith("encoder.") for name in changed)
+    assert any(name.startswith("encoder.") for name in changed) == (step > 3)
+    resumed = resume(tmp_path, dataset)
+    assert torch.equal(resumed.run().test.per_task, whole.test.per_task)
+    for name, tensor in trained.learner.state_dict().items():
+        assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
 
 
 def test_a_slower_encoder_steps_by_its_share():

@@ -82,6 +82,9 @@ def train(
     settle_steps: Annotated[
         int | None, typer.Option(help="The last of them, on tasks as at test whatever --train-way says. (default: 0)")
     ] = None,
+    head_steps: Annotated[
+        int | None, typer.Option(help="The first of them, for the layers above the encoder alone. (default: 0)")
+    ] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this long, whatever the steps.")] = None,
     tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. (default: 4)")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam or sgd. (default: adam)")] = None,
@@ -126,6 +129,7 @@ def train(
         "train_queries": train_queries,
         "steps": steps,
         "settle_steps": settle_steps,
+        "head_steps": head_steps,
         "seconds": seconds,
         "tasks_per_step": tasks_per_step,
         "optimizer": optimizer,

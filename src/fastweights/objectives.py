@@ -36,13 +36,18 @@ class MetaObjective:
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         s = self.settings
-        positions = self.sampler.positions(s.tasks_per_step)[self.mine]
-        episode = augment_tasks(self.sampler.episode(positions), s.augment, s.new_classes)
-        classes = self.sampler.items.classes_of(positions[:, :, 0])
-        with autocast(s.precision, positions.device):
+        episode, classes = self.draw()
+        with autocast(s.precision, classes.device):
             logits, besides = self.lesson(episode, classes)
         loss, right = score(logits.flatten(0, 1), episode.query_y.flatten(), s.label_smoothing)
         return loss + besides, right
+
+    def draw(self) -> tuple[Episode, Tensor]:
+        """The tasks of a step, augmented, and which of all training classes theirs are (T, N)."""
+        s = self.settings
+        positions = self.sampler.positions(s.tasks_per_step)[self.mine]
+        episode = augment_tasks(self.sampler.episode(positions), s.augment, s.new_classes)
+        return episode, self.sampler.items.classes_of(positions[:, :, 0])
 
 
 class Lesson(nn.Module):

@@ -133,6 +133,10 @@ class TrainSettings(_Settings):
     """Label smoothing of the training loss."""
     encoder_rate: float = 1.0
     """The encoder's step size as a share of the learning rate."""
+    head_steps: int = 0
+    """How many steps, the first, the layers above the encoder take alone: so that it need not follow their errors."""
+    key_length: float = 0.0
+    """Mean length at which the layers above the encoder first see its keys, by a factor that stays; 0 is no factor."""
     length_penalty: float = 0.0
     """Weight of a penalty on classes whose keys' sums are unequally long: see `objectives.unequal_lengths`."""
     classify: float = 0.0

@@ -6,6 +6,7 @@ On a GPU the whole step is captured once as a CUDA graph and replayed, so that t
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +70,12 @@ class TrainStep:
     def expect_change(self) -> None:
         """Say that the objective draws batches of another shape from now on: a graph of it has to be captured anew."""
         self._graph, self._wants_graph, self._eager_steps = None, self._may_capture, 0
+
+    def set_share(self, part: int, share: float) -> None:
+        """Give a part another share of the step size from now on."""
+        for group in self.optimizer.param_groups:
+            if group["part"] == part:
+                group["share"] = share
 
     def __call__(self, step: int, done: float) -> None:
         """Take step number `step`, with the share `done` of the run behind us.
@@ -183,13 +190,13 @@ def make_optimizer(
     Only matrices and filters decay: pulling biases, gains and scales towards zero regularises nothing.
     """
     on_gpu = device.type == "cuda"
-    groups = []
-    for share, parameters in parts:
+    groups: list[dict[str, Any]] = []
+    for part, (share, parameters) in enumerate(parts):
         every = list(parameters)
         decaying, others = [p for p in every if p.dim() > 1], [p for p in every if p.dim() <= 1]
         for chosen, decay in ((decaying, weight_decay), (others, 0.0)):
             lr = torch.tensor(share * rate, device=device) if on_gpu else share * rate
-            groups.append({"params": chosen, "weight_decay": decay, "share": share, "lr": lr})
+            groups.append({"params": chosen, "weight_decay": decay, "part": part, "share": share, "lr": lr})
     groups = [group for group in groups if group["params"]]
     if kind == "sgd":
         return torch.optim.SGD(groups, momentum=0.9, nesterov=True, fused=on_gpu)

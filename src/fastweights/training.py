@@ -24,9 +24,10 @@ from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import KeyLearner
+from fastweights.learners.fast_weights import FastWeights
 from fastweights.logs import Sink
 from fastweights.objectives import MetaObjective, new_head
-from fastweights.precision import PRECISIONS
+from fastweights.precision import PRECISIONS, autocast
 from fastweights.pretraining import Pretraining, Progress, Shelf
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.steps import ALONE, OPTIMIZERS, Part, Rate, TrainStep, WeightAverage, mean_of_finite
@@ -76,11 +77,17 @@ def check_settings(settings: TrainSettings) -> None:
     for optimizer in (settings.optimizer, settings.pretrain_optimizer):
         if optimizer not in OPTIMIZERS:
             raise UserError(f"unknown optimizer {optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
-    if not 0 <= settings.settle_steps <= settings.steps:
-        raise UserError(f"--settle-steps must be from 0 to all {settings.steps} steps, not {settings.settle_steps}.")
+    for name in ("settle_steps", "head_steps"):
+        if not 0 <= getattr(settings, name) <= settings.steps:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} must be from 0 to all {settings.steps} steps, not {getattr(settings, name)}.")
     for name in ("length_penalty", "classify", "pretrain_length_penalty"):
         if getattr(settings, name) < 0:
             raise UserError(f"{name} is a weight of at least 0, not {getattr(settings, name)}.")
+    if not 0 <= settings.key_length < math.inf:
+        raise UserError(f"key_length is a length, or 0 for keys as they are; not {settings.key_length}.")
+    if settings.key_length and settings.classify:
+        raise UserError("key_length and classify exclude each other: one head cannot see keys of two lengths.")
     if not 0 <= settings.encoder_rate < math.inf:
         raise UserError(f"encoder_rate is a share of the learning rate of at least 0, not {settings.encoder_rate}.")
     if settings.pretrain_steps < 0:
@@ -166,15 +173,18 @@ class Training:
         return self.head if self.settings.classify else None
 
     def _parts(self) -> list[Part]:
-        """What is trained: all at one rate, or the encoder at its own."""
+        """What is trained: all at one rate, or the encoder, the first part, at its own."""
         besides = [] if self.classifier is None else list(self.classifier.parameters())
-        share = self.settings.encoder_rate
-        if share == 1:
+        if not self._encoder_is_apart:
             return [(1.0, [*self.learner.parameters(), *besides])]
         encoder = list(self.learner.encoder.parameters())
         of_encoder = {id(parameter) for parameter in encoder}
         others = [parameter for parameter in self.learner.parameters() if id(parameter) not in of_encoder]
-        return [(share, encoder), (1.0, [*others, *besides])]
+        return [(self.settings.encoder_rate, encoder), (1.0, [*others, *besides])]
+
+    @property
+    def _encoder_is_apart(self) -> bool:
+        return self.settings.encoder_rate != 1 or self.settings.head_steps > 0
 
     @property
     def _captures_graphs(self) -> bool:
@@ -201,6 +211,8 @@ class Training:
         with self._interruptible():
             if self.settings.pretrain_steps and not self.counters.pretrained:
                 self.pretrain()
+            if self.counters.step == 0 and not self._stop:
+                self._scale_keys()
             self._loop()
         if self.counters.step > self._logged_step:
             self._log()
@@ -241,6 +253,24 @@ class Training:
             self.shelf.put(work, self.learner_settings, self.settings, self.counters.seconds)
         self._saved_at = time.monotonic()
 
+    def _scale_keys(self) -> None:
+        """Let the layers above the encoder see keys of the length that is wanted: on average, in tasks of one step."""
+        s, learner = self.settings, self.learner
+        if not s.key_length:
+            return
+        if not isinstance(learner, FastWeights):
+            raise UserError("key_length is for learners with fast weights.")
+        before = _copy(learner.encoder.state_dict())
+        learner.key_scale.fill_(1.0)
+        torch.manual_seed(seed_of(f"seed {s.seed} key length"))
+        episode, _ = self.objective.draw()
+        with autocast(s.precision, self.device):
+            _, keys = learner.answers_and_keys(episode)  # as in a step, for which a compiler has compiled
+        learner.key_scale.copy_(s.key_length / self.ranks.mean(keys.detach().norm(dim=-1).mean()))
+        learner.encoder.load_state_dict(before)  # batch norm has counted these tasks
+        if self.average is not None:
+            self.average.restart()
+
     def _loop(self) -> None:
         counters = self.counters
         started = self._logged_at = time.monotonic()
@@ -248,6 +278,7 @@ class Training:
         self._logged_step = counters.step
         while counters.step < self.settings.steps and self._done() < 1 and not self._stop:
             self._settle_in_time()
+            self._release_encoder_in_time()
             self.take_step(counters.step, self._done())
             counters.step += 1
             validation_due = self._validation_is_due()
@@ -269,6 +300,12 @@ class Training:
             return
         self.objective.sampler = self._sampler(*wanted)
         self.take_step.expect_change()
+
+    def _release_encoder_in_time(self) -> None:
+        """Let the encoder learn, too, once the layers above it have had their first steps alone."""
+        if self._encoder_is_apart:
+            alone = self.counters.step < self.settings.head_steps
+            self.take_step.set_share(0, 0.0 if alone else self.settings.encoder_rate)
 
     def _agree(self, seconds: float) -> None:
         """Settle the clock, and whether to stop. Several ranks do so together, and only where they wait anyway."""

@@ -95,6 +95,25 @@ def test_each_placement_is_the_paper_written_out(placement: str) -> None:
     torch.testing.assert_close(logits_of(model, episode), paths_by_hand(model, episode))
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_layers_above_see_keys_times_their_scale(rule: str) -> None:
+    model, episode = learner(rule=rule), tiny.noise_episode()
+    model.key_scale.fill_(0.25)
+    encoder = model.encoder
+
+    class Shorter(torch.nn.Module):
+        width = encoder.width
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 0.25 * encoder(x)
+
+    scaled = logits_of(model, episode)
+    model.key_scale.fill_(1.0)
+    assert not torch.allclose(logits_of(model, episode), scaled)
+    model.encoder = Shorter()
+    assert torch.allclose(logits_of(model, episode), scaled)
+
+
 def test_every_ablation_is_named() -> None:
     assert set(PLACEMENTS) == set(EXPECTED_PATHS)
 

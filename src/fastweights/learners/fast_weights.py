@@ -51,7 +51,13 @@ class FastWeights(KeyLearner):
     memory of the lower one is written first and the upper one's keys are computed through it.
 
     A class that was forgotten has no keys in the memory: its logit is what the slow path alone gives it.
+
+    Keys are multiplied by `key_scale`, a constant that a training may choose. Read-outs grow with the square of keys'
+    length, and those of an encoder that was pre-trained are so long that the first answers are far off and the first
+    steps spoil what it knows.
     """
+
+    key_scale: Tensor
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class FastWeights(KeyLearner):
     ) -> None:
         super().__init__()
         self.encoder, self.slots, self.placement, self.label_noise = encoder, slots, placement, label_noise
+        self.register_buffer("key_scale", torch.ones(()))
         inputs = int(encoder.width)  # type: ignore[arg-type]
         hidden, output = PLACEMENTS[placement]
         self.hidden = _layer(inputs, width, slots, rule, **hidden, bias=bias)
@@ -76,6 +83,9 @@ class FastWeights(KeyLearner):
                 f"the gradient rule needs slow weights in the fully connected layer and fast ones there alone: "
                 f"placement fc or truncated, not {placement}."
             )
+
+    def embed(self, x: Tensor) -> Tensor:
+        return super().embed(x) * self.key_scale
 
     @full_precision
     def bind(self, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
