@@ -251,8 +251,10 @@ def test_keys_are_brought_to_a_length_and_all_else_stays(dataset, learner_settin
         if pretrain_steps:
             each.pretrain()
         each._scale_keys()
+    changed = {name: tensor.clone() for name, tensor in training.learner.state_dict().items()}
+    training._scale_keys()  # as when a run is resumed before its first step
+    assert torch.equal(training.learner.key_scale, changed["key_scale"])
     assert without.learner.key_scale == 1
-    changed = training.learner.state_dict()
     for name, tensor in without.learner.state_dict().items():
         assert torch.equal(changed[name], tensor) == (name != "key_scale"), name
     assert torch.equal(training.average.weights()["key_scale"], changed["key_scale"])
