@@ -129,6 +129,8 @@ class Training:
         )
         sampler = self._sampler(*settings.training_task)
         self.objective = MetaObjective(self.learner, sampler, settings, ranks, self.classifier)
+        as_asked = (settings.way, settings.shot, settings.queries)
+        self.settled_sampler = self._sampler(*as_asked) if settings.settle_steps else sampler
         self.take_step = self._make_step()
         self.questions = {  # now rather than when they are asked: data too small for them shall fail before the work
             split: self._ask(split, tasks)
@@ -265,7 +267,7 @@ class Training:
         torch.manual_seed(seed_of(f"seed {s.seed} key length"))
         episode, _ = self.objective.draw()
         with autocast(s.precision, self.device):
-            _, keys = learner.answers_and_keys(episode)  # as in a step, for which a compiler has compiled
+            _, keys = learner.answers_and_keys(episode)  # as in a step: another shape would be compiled anew
         learner.key_scale.copy_(s.key_length / self.ranks.mean(keys.detach().norm(dim=-1).mean()))
         learner.encoder.load_state_dict(before)  # batch norm has counted these tasks
         if self.average is not None:
@@ -293,13 +295,11 @@ class Training:
 
     def _settle_in_time(self) -> None:
         """Towards the end, turn to tasks as validation and test have them."""
-        s, sampler = self.settings, self.objective.sampler
-        wanted = (s.way, s.shot, s.queries)
-        unsettled = self._done() < (s.steps - s.settle_steps) / s.steps
-        if unsettled or (sampler.way, sampler.shot, sampler.queries) == wanted:
-            return
-        self.objective.sampler = self._sampler(*wanted)
-        self.take_step.expect_change()
+        s = self.settings
+        due = self._done() >= (s.steps - s.settle_steps) / s.steps
+        if due and self.objective.sampler is not self.settled_sampler:
+            self.objective.sampler = self.settled_sampler
+            self.take_step.expect_change()
 
     def _release_encoder_in_time(self) -> None:
         """Let the encoder learn, too, once the layers above it have had their first steps alone."""
