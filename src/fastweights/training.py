@@ -119,6 +119,8 @@ class Training:
         self.folder, self.sinks, self.checkpoint_seconds = folder, list(sinks), checkpoint_seconds
         torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
         self.learner = accelerated(build_learner(learner_settings).to(device)).train()
+        if settings.key_length and not isinstance(self.learner, FastWeights):
+            raise UserError("key_length is for learners with fast weights.")
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
         self.ranks, self.device = ranks, self.items["train"].device
         self.shelf = Shelf(folder / PRETRAINED) if shelf is None and folder is not None else shelf
@@ -260,8 +262,7 @@ class Training:
         s, learner = self.settings, self.learner
         if not s.key_length:
             return
-        if not isinstance(learner, FastWeights):
-            raise UserError("key_length is for learners with fast weights.")
+        assert isinstance(learner, FastWeights)
         before = _copy(learner.encoder.state_dict())
         learner.key_scale.fill_(1.0)
         torch.manual_seed(seed_of(f"seed {s.seed} key length"))

@@ -52,9 +52,8 @@ class FastWeights(KeyLearner):
 
     A class that was forgotten has no keys in the memory: its logit is what the slow path alone gives it.
 
-    Keys are multiplied by `key_scale`, a constant that a training may choose. Read-outs grow with the square of keys'
-    length, and those of an encoder that was pre-trained are so long that the first answers are far off and the first
-    steps spoil what it knows.
+    Keys are multiplied by `key_scale`, a constant that a training may choose: read-outs grow with the square of keys'
+    length, and those of an encoder that was pre-trained can be so long that the first answers are far off.
     """
 
     key_scale: Tensor
