@@ -9,10 +9,13 @@ import torch
 from fastweights import cli
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate
-from fastweights.experiments import search
+from fastweights.experiments import ledger, recipes, search
 from fastweights.experiments.pages import to_markdown
+from fastweights.experiments.plan import Run
+from fastweights.experiments.recipes import Changes
 from fastweights.experiments.report import contents, read_results
-from fastweights.experiments.reproduce import Place
+from fastweights.experiments.reproduce import Place, reproduce
+from fastweights.steps import TrainStep
 from fastweights.training import Training
 
 CELL = "omniglot-5way-1shot/fwcnn-hebb"
@@ -69,6 +72,41 @@ def test_the_accuracy_is_that_of_the_best_weights(small_benchmarks, tmp_path, pl
     training = kept[0]
     again = evaluate(training.learner, training.items["val"], training.questions["val"])
     assert tried.val_accuracy == pytest.approx(100 * again.accuracy, abs=1e-3)
+
+
+def reproduced(path, place):
+    """The line of the cell, run by `best`, and what was said."""
+    said = []
+    reproduce([Run("omniglot-5way-1shot", "fwcnn-hebb")], path, place, float("inf"), said.append)
+    [line] = ledger.read(path)
+    return line, said
+
+
+def test_what_won_is_tested_without_training_it_again(small_benchmarks, tmp_path, place, monkeypatch):
+    changed = {"augment": ["crop"], "learning_rate": 5e-3}
+    search.search(
+        candidates(tmp_path, {"name": "won", "cell": CELL, "training": changed}, {"name": "lost", "cell": CELL}),
+        tmp_path / "search.jsonl",
+        place,
+        lambda sentence: None,
+    )
+    adopted = {"omniglot-*": Changes({**changed, "augment": ("crop",)}, {"filters": 8})}
+    monkeypatch.setattr(recipes, "RECIPES", {"best": {**recipes.RECIPES["best"], **adopted}})
+    trained, _ = reproduced(tmp_path / "trained.jsonl", Place(place.device, "float32", "abc", tmp_path / "elsewhere"))
+    monkeypatch.setattr(TrainStep, "__call__", None)  # whoever trains now fails
+    found, said = reproduced(tmp_path / "runs.jsonl", place)
+    assert "goes on from step 12 of 12" in said[0]
+    assert found.val_accuracy == search.read(tmp_path / "search.jsonl")[0].val_accuracy
+    for name in ("test_accuracy", "centroid_accuracy", "val_accuracy", "train_tasks", "config"):
+        assert getattr(found, name) == getattr(trained, name)
+    assert found.tasks_per_second > 0
+
+
+def test_what_was_tried_with_other_settings_is_left_alone(small_benchmarks, tmp_path, place):
+    listed = candidates(tmp_path, {"name": "other", "cell": CELL, "training": {"learning_rate": 5e-3}})
+    search.search(listed, tmp_path / "search.jsonl", place, lambda sentence: None)
+    _, said = reproduced(tmp_path / "runs.jsonl", place)
+    assert said[0].endswith("starts")
 
 
 def test_the_report_shows_what_was_compared(small_benchmarks, tmp_path, place):

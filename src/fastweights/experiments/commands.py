@@ -82,7 +82,7 @@ def search(
     ],
     out: Annotated[Path, typer.Option(help="The record to add to.")] = SEARCH,
     data_root: RootOption = None,
-    runs: Annotated[Path, typer.Option(help="Folder of pre-trained encoders.")] = Path("runs/reproduce"),
+    runs: Annotated[Path, typer.Option(help="Folder of checkpoints and logs.")] = Path("runs/reproduce"),
     commit: CommitOption = "",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",

@@ -1,6 +1,7 @@
 """Filling the ledger: run what is missing, most wanted first, until time is up; the next call goes on from there."""
 
 import gc
+import hashlib
 import json
 import math
 import shutil
@@ -57,6 +58,11 @@ class Place:
     def shelf(self) -> Shelf:
         """The encoders that runs were pre-trained with: many cells of a table differ only above the encoder."""
         return Shelf(self.folder / "pretrained")
+
+    def tried(self, learner: LearnerSettings, training: TrainSettings) -> Path:
+        """The folder of a model that a search trained, under a name that says all that it is made of."""
+        facts = json.dumps([learner.to_json(), training.to_json()], sort_keys=True)
+        return self.folder / f"tried-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -170,16 +176,26 @@ def settings_of(run: Run, dataset: Dataset, precision: str) -> tuple[LearnerSett
 
 def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say: Callable[[str], None]) -> Training:
     settings = settings_of(run, dataset, place.precision)
-    if _has_checkpoint(folder):
+    tried = place.tried(*settings)
+    if not _holds(folder, settings) and _holds(tried, settings):
+        shutil.rmtree(folder, ignore_errors=True)
+        tried.rename(folder)  # what a search has trained need not be trained again: it lacks the test alone
+    if _holds(folder, settings):
         saved = checkpoint.load(folder / CHECKPOINT)
-        if (saved.learner, saved.training) == settings:
-            say(f"{run}: goes on from step {saved.counters['step']:,} of {saved.training.steps:,}")
-            return resume(folder, dataset, place.device, shelf=place.shelf)
-        say(f"{run}: starts anew, for the checkpoint in {folder} has other settings")
-    else:
-        say(f"{run}: starts")
+        say(f"{run}: goes on from step {saved.counters['step']:,} of {saved.training.steps:,}")
+        return resume(folder, dataset, place.device, shelf=place.shelf)
+    anew = f"starts anew, for the checkpoint in {folder} has other settings" if _has_checkpoint(folder) else "starts"
+    say(f"{run}: {anew}")
     shutil.rmtree(folder, ignore_errors=True)
     return Training(*settings, dataset, place.device, folder, shelf=place.shelf)
+
+
+def _holds(folder: Path, settings: tuple[LearnerSettings, TrainSettings]) -> bool:
+    """Whether there is something of such a model to go on from."""
+    if not _has_checkpoint(folder):
+        return False
+    saved = checkpoint.load(folder / CHECKPOINT)
+    return (saved.learner, saved.training) == settings
 
 
 def _has_checkpoint(folder: Path) -> bool:

@@ -1,10 +1,12 @@
 """Comparing configurations on validation tasks: what `best` is chosen by. The test split is never touched.
 
-What was compared, won or lost, is kept in `search.jsonl` beside the ledger; the report counts and shows it.
+What was compared, won or lost, is kept in `search.jsonl` beside the ledger; the report counts and shows it. The
+models are kept, too: once a recipe asks for the very settings of one, `reproduce` only tests it.
 """
 
 import gc
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -22,9 +24,9 @@ from fastweights.experiments.reproduce import Place, dataset_of, settings_of
 from fastweights.experiments.tables import PROTOCOLS
 from fastweights.files import replacing
 from fastweights.learners import Prototypical
-from fastweights.logs import Sink
+from fastweights.logs import JsonlLog, Sink
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.training import Training
+from fastweights.training import LOG, Training
 
 SEARCH = "search.jsonl"
 """What the record is called."""
@@ -137,15 +139,18 @@ def try_out(candidate: Candidate, dataset: Dataset, place: Place, sinks: Sequenc
     settings = replace(settings, **candidate.training)
     slots = max(learner_settings.slots, settings.slots)
     learner_settings = replace(learner_settings, **{"slots": slots, **candidate.learner})
+    folder = place.tried(learner_settings, settings)
+    shutil.rmtree(folder, ignore_errors=True)
+    training = Training(learner_settings, settings, dataset, place.device, folder, shelf=place.shelf)
     log, before = _Log(), None
-    training = Training(learner_settings, settings, dataset, place.device, sinks=[log, *sinks], shelf=place.shelf)
+    training.sinks = [log, JsonlLog(folder / LOG), *sinks]
     try:
         if settings.pretrain_steps:
             training.pretrain()
             before = _centroid_accuracy(training)
         outcome = training.run(test=False)
     finally:
-        for sink in sinks:
+        for sink in training.sinks:
             sink.close()
     if outcome.interrupted:
         return None
