@@ -81,6 +81,7 @@ def test_half_a_pretraining_is_kept_and_goes_on(dataset, learner_settings, pretr
         {"pretrain_optimizer": "sgd"},
         {"pretrain_weight_decay": 0.1},
         {"pretrain_turns": True},
+        {"train_on_validation": True},
         {"precision": "bfloat16"},
         {"data_hash": "other"},
     ],

@@ -195,6 +195,32 @@ def test_training_tasks_may_be_larger_than_those_asked(dataset, learner_settings
     assert {each[1:] for each in drawn - {trained_on}} == {(3, 3)}
 
 
+def test_validation_classes_can_be_trained_on_and_the_last_weights_are_kept(
+    dataset, learner_settings, train_settings, tmp_path, monkeypatch
+):
+    drawn, positions, scores = [], EpisodeSampler.positions, iter((0.9, 0.5, 0.2))
+
+    def remember(self, tasks, generator=None):
+        found = positions(self, tasks, generator)
+        if generator is None:
+            drawn.extend(self.items.names_of(found[:, :, 0]))
+        return found
+
+    def falling(self, weights, split):
+        result = evaluate(self, weights, split)
+        return replace(result, per_task=torch.full_like(result.per_task, next(scores))) if split == "val" else result
+
+    evaluate = Training._evaluate
+    monkeypatch.setattr(EpisodeSampler, "positions", remember)
+    monkeypatch.setattr(Training, "_evaluate", falling)
+    settings = replace(train_settings, train_on_validation=True)
+    outcome, _, training = train(learner_settings, settings, dataset, folder=tmp_path)
+    assert set(drawn) == {*dataset.splits["train"].names, *dataset.splits["val"].names}
+    assert (outcome.counters.best_step, outcome.counters.best_accuracy) == (30, pytest.approx(0.2))
+    for name, value in training.learner.state_dict().items():
+        assert torch.equal(training.best[name], value)
+
+
 def test_the_last_steps_are_on_tasks_as_asked_and_a_resumed_run_knows(
     dataset, learner_settings, train_settings, tmp_path, monkeypatch
 ):

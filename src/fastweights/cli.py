@@ -106,6 +106,9 @@ def train(
     augment: Annotated[
         str | None, typer.Option(help="Changes to training images, e.g. flip,crop,jitter. (default: none)")
     ] = None,
+    train_on_validation: Annotated[
+        bool | None, typer.Option("--train-on-validation", help="Train on validation classes, too, and keep the last.")
+    ] = None,
     new_classes: Annotated[
         str | None,
         typer.Option(help="Changes alike to all images of a class, making new classes: flip, say. (default: none)"),
@@ -143,6 +146,7 @@ def train(
         "validation_tasks": validation_tasks,
         "test_tasks": test_tasks,
         "augment": _names(augment),
+        "train_on_validation": train_on_validation,
         "new_classes": _names(new_classes),
         "seed": seed,
     }

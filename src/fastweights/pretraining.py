@@ -122,4 +122,6 @@ def dependencies(learner: LearnerSettings, training: TrainSettings) -> dict[str,
         for name, value in training.to_json().items()
         if name in OF_PRETRAINING or name.startswith("pretrain_")
     }
+    if training.train_on_validation:  # named where it is so: encoders that were kept before it was known stay valid
+        of_training["train_on_validation"] = True
     return {**of_encoder, **of_training}

@@ -171,6 +171,9 @@ class TrainSettings(_Settings):
     """Decay of the moving average of the weights that is validated and kept; 0 keeps the weights themselves."""
     augment: tuple[str, ...] = ()
     """Changes made to training images, each in its own way: see `augment`."""
+    train_on_validation: bool = False
+    """Whether validation classes are trained on, too: for a last run, once everything is chosen. The last weights are
+    kept then, since validations say nothing of unseen classes any more."""
     new_classes: tuple[str, ...] = ()
     """Changes made alike to all images of a class in a training task, which make another class of it."""
     precision: str = "float32"

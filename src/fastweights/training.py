@@ -122,6 +122,8 @@ class Training:
         if settings.key_length and not isinstance(self.learner, FastWeights):
             raise UserError("key_length is for learners with fast weights.")
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
+        if settings.train_on_validation:
+            self.items["train"] = dataset.all_but_test().to(device)
         self.ranks, self.device = ranks, self.items["train"].device
         self.shelf = Shelf(folder / PRETRAINED) if shelf is None and folder is not None else shelf
         self.average = WeightAverage(self.learner, settings.average) if settings.average else None
@@ -336,7 +338,7 @@ class Training:
         candidate = _copy(self.learner.state_dict() if self.average is None else self.average.weights())
         accuracy = self._evaluate(candidate, "val").accuracy
         self.counters.validated_step = self.counters.step
-        if accuracy > self.counters.best_accuracy:
+        if accuracy > self.counters.best_accuracy or self.settings.train_on_validation:
             self.counters.best_accuracy, self.counters.best_step = accuracy, self.counters.step
             self.best = candidate
         self._write("validation", accuracy=accuracy, best=self.counters.best_accuracy)

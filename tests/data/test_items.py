@@ -1,9 +1,11 @@
 """Given a split of text, when its items are gathered, the word to guess is nowhere to be seen."""
 
+import pytest
 import torch
 
-from fastweights.data import Items, TextItems
+from fastweights.data import Dataset, Items, TextItems
 from fastweights.data.items import BLANK, PAD, UNKNOWN
+from fastweights.errors import UserError
 
 HELD_OUT = 9
 
@@ -54,6 +56,27 @@ def test_whole_texts_are_shown_as_they_are_and_never_void():
     assert not items.has_void_tasks
     assert items.gather(torch.tensor([0, 1])).tolist() == [[3, 4, 3, PAD], [3, 5, 6, PAD]]
     assert items.void(torch.tensor([[[0], [0]]])).tolist() == [False]
+
+
+def test_words_held_out_cannot_be_trained_on():
+    splits = dict.fromkeys(("train", "val", "test"), text())
+    with pytest.raises(UserError, match="must stay unseen"):
+        Dataset("ptb", splits, "hash").all_but_test()
+
+
+def test_classes_are_turned_and_joined():
+    """Classes of unequal size, whose items stay theirs."""
+    values = torch.arange(12, dtype=torch.uint8).view(3, 2, 2, 1)
+    items = Items(values, torch.tensor([0, 1, 3]), ("a", "b"))
+    turned = items.turned()
+    assert turned.names == ("a", "a/rot90", "a/rot180", "a/rot270", "b", "b/rot90", "b/rot180", "b/rot270")
+    assert turned.sizes.tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert turned.values[1, :, :, 0].tolist() == [[1, 3], [0, 2]]  # against the clock
+    assert torch.equal(turned.values[4:6], values[1:])
+    joined = turned.joined(items)
+    assert joined.names == turned.names + items.names
+    assert joined.offsets.tolist() == [0, 1, 2, 3, 4, 6, 8, 10, 12, 13, 15]
+    assert torch.equal(joined.values[12:], values)
 
 
 def test_with_at_least_leaves_small_classes_out():

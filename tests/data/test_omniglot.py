@@ -65,6 +65,19 @@ def test_turned_classes_are_the_same_drawings_turned(omniglot_root):
             assert (train.values[first[turn] + drawing, :, :, 0].numpy() == np.rot90(upright, turn // 90)).all()
 
 
+def test_all_but_test_turns_validation_classes_as_it_does_those_of_training(omniglot_root, monkeypatch):
+    dataset = load("omniglot", omniglot_root)
+    everything = dataset.all_but_test()
+    lists = omniglot.class_lists("paper")
+    shifted = {"train": [*lists["train"], *lists["val"]], "val": lists["val"], "test": lists["test"]}
+    monkeypatch.setattr(omniglot, "class_lists", lambda variant: shifted)
+    expected = load("omniglot", omniglot_root, "vinyals").splits["train"]  # any name that is not prepared yet
+    assert everything.names == expected.names
+    assert everything.offsets.tolist() == expected.offsets.tolist()
+    assert (everything.values == expected.values).all()
+    assert not set(everything.names) & set(dataset.splits["test"].names)
+
+
 def test_ink_is_bright_and_none_of_it_is_lost(omniglot_root, small_omniglot):
     test = load("omniglot", omniglot_root, "lake").splits["test"]
     assert test.names[0] == "Tengwar/character01"

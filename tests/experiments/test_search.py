@@ -109,6 +109,20 @@ def test_what_was_tried_with_other_settings_is_left_alone(small_benchmarks, tmp_
     assert said[0].endswith("starts")
 
 
+def test_what_validation_classes_were_trained_on_is_not_compared_on_them(small_benchmarks, tmp_path, place):
+    listed = candidates(tmp_path, {"name": "all classes", "cell": CELL, "training": {"train_on_validation": True}})
+    with pytest.raises(UserError, match="cannot be compared on them"):
+        search.search(listed, tmp_path / "search.jsonl", place, lambda sentence: None)
+
+
+def test_a_recipe_that_trains_on_validation_classes_is_searched_without(small_benchmarks, tmp_path, place, monkeypatch):
+    last = {**recipes.RECIPES["best"], "*-1shot/*": Changes({"train_on_validation": True})}
+    monkeypatch.setattr(recipes, "RECIPES", {"best": last})
+    search.search(candidates(tmp_path, {"name": "as it is", "cell": CELL}), tmp_path / "s.jsonl", place, print)
+    [tried] = search.read(tmp_path / "s.jsonl")
+    assert not tried.config["training"]["train_on_validation"]
+
+
 def test_the_report_shows_what_was_compared(small_benchmarks, tmp_path, place):
     listed = candidates(tmp_path, {"name": "shifted drawings", "cell": CELL, "training": {"augment": ["crop"]}})
     search.search(listed, tmp_path / "search.jsonl", place, lambda sentence: None)

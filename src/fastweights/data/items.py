@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastweights.errors import UserError
+
 PAD, UNKNOWN, BLANK = 0, 1, 2
 """Token ids with a fixed meaning: padding behind a sentence, a word not to be seen, the word to be guessed."""
 
@@ -78,13 +80,27 @@ class Items:
         return replace(self, values=self.values[items], **self._class_fields(classes))
 
     def _class_fields(self, classes: Tensor) -> dict[str, Any]:
-        sizes = self.sizes[classes]
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        return {"offsets": offsets, "names": tuple(compress(self.names, classes.tolist()))}
+        return {"offsets": _offsets(self.sizes[classes]), "names": tuple(compress(self.names, classes.tolist()))}
+
+    def turned(self) -> "Items":
+        """Every class four times: upright, and turned by 90, 180 and 270 degrees."""
+        whole = self.values.split(self.sizes.tolist())
+        values = [torch.rot90(drawings, turn, (1, 2)) for drawings in whole for turn in range(4)]
+        names = tuple(f"{name}/rot{90 * turn}" if turn else name for name in self.names for turn in range(4))
+        return Items(torch.cat(values), _offsets(self.sizes.repeat_interleave(4)), names)
+
+    def joined(self, others: "Items") -> "Items":
+        """These classes and then those."""
+        sizes = torch.cat([self.sizes, others.sizes])
+        return Items(torch.cat([self.values, others.values]), _offsets(sizes), self.names + others.names)
 
     def to(self, device: torch.device | str) -> "Items":
         """The same items on another device. A memory-mapped array is read here, once."""
         return replace(self, values=self.values.to(device), offsets=self.offsets.to(device))
+
+
+def _offsets(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
 @dataclass(frozen=True)
@@ -152,6 +168,8 @@ class Dataset:
     """Everything that was written down when the dataset was prepared."""
     folder: Path | None = None
     """Where the prepared arrays lie."""
+    turned: bool = False
+    """Whether the training classes are there turned by right angles, too, as classes of their own."""
 
     @property
     def item_shape(self) -> tuple[int, ...]:
@@ -162,6 +180,13 @@ class Dataset:
         """The number of token ids; 0 for images."""
         train = self.splits["train"]
         return len(train.visible) if isinstance(train, TextItems) else 0
+
+    def all_but_test(self) -> Items:
+        """The training classes and, made of validation classes, more of their kind."""
+        if self.vocabulary:
+            raise UserError("train_on_validation is for images: words held out of a text must stay unseen.")
+        held_out = self.splits["val"]
+        return self.splits["train"].joined(held_out.turned() if self.turned else held_out)
 
     @property
     def full_name(self) -> str:

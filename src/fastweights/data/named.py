@@ -16,7 +16,11 @@ from fastweights.errors import UserError
 BENCHMARKS: dict[str, ModuleType] = {"omniglot": omniglot, "mini-imagenet": mini_imagenet, "ptb": ptb}
 """Each module has NAME, VARIANTS (the default first), have_raw, get, verify and prepare."""
 NAMES = ("strokes", *BENCHMARKS)
-_OPEN: dict[str, Callable[[Path], Dataset]] = {"omniglot": open_images, "mini-imagenet": open_images, "ptb": open_texts}
+_OPEN: dict[str, Callable[[Path], Dataset]] = {
+    "omniglot": omniglot.open_prepared,
+    "mini-imagenet": open_images,
+    "ptb": open_texts,
+}
 
 
 def load(name: str, root: Path | None = None, variant: str = "", progress: Report | None = None) -> Dataset:

@@ -8,6 +8,7 @@ classes in training; validation and test characters stand upright.
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -16,7 +17,8 @@ import numpy as np
 
 from fastweights.data.checks import Finding
 from fastweights.data.download import fetch
-from fastweights.data.images import ImageSplit, decode_all, opened, save_images
+from fastweights.data.images import ImageSplit, decode_all, open_images, opened, save_images
+from fastweights.data.items import Dataset
 from fastweights.data.prepared import prepared_folder
 from fastweights.data.progress import Report, silent
 from fastweights.data.sources import Files, write_zip
@@ -184,6 +186,11 @@ def prepare(root: Path, variant: str = "paper", progress: Report = silent) -> Pa
     }
     save_images(folder, splits, manifest)
     return folder
+
+
+def open_prepared(folder: Path) -> Dataset:
+    """A prepared split, memory-mapped."""
+    return replace(open_images(folder), turned=True)
 
 
 def _split(drawings: dict[str, np.ndarray], names: Sequence[str], turns: Sequence[int]) -> ImageSplit:

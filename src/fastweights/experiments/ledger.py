@@ -94,7 +94,7 @@ class Line(_Record):
     centroid_accuracy: float
     """The same encoder on the same tasks, with the nearest class mean in the place of the fast weights."""
     val_accuracy: float
-    """Of the weights that were kept, by which they were chosen."""
+    """Of the weights that were kept, by which they were chosen; with `train_on_validation`, of classes trained on."""
     train_tasks: int
     train_seconds: float
     """By the clock, with everything but the loading of the data and the test."""

@@ -136,7 +136,9 @@ def search(
 def try_out(candidate: Candidate, dataset: Dataset, place: Place, sinks: Sequence[Sink] = ()) -> Tried | None:
     """Train a candidate; None where it was interrupted."""
     learner_settings, settings = settings_of(candidate.run, dataset, place.precision)
-    settings = replace(settings, **candidate.training)
+    settings = replace(settings, **{"train_on_validation": False, **candidate.training})
+    if settings.train_on_validation:
+        raise UserError(f"{candidate.name}: what is trained on validation classes cannot be compared on them.")
     slots = max(learner_settings.slots, settings.slots)
     learner_settings = replace(learner_settings, **{"slots": slots, **candidate.learner})
     folder = place.tried(learner_settings, settings)
