@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import blobs
 
-from fastweights import checkpoint
+from fastweights import checkpoint, objectives
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
 from fastweights.logs import JsonlLog
@@ -226,9 +226,16 @@ def test_the_last_steps_are_on_tasks_as_asked_and_a_resumed_run_knows(
 ):
     """Broken off before, at or after the change, a run is what it is in one piece."""
     settings = replace(train_settings, steps=9, settle_steps=4, way=3, shot=2, queries=2, train_way=5, train_shot=1)
-    settings = replace(settings, log_every=1)
+    settings = replace(settings, log_every=1, label_smoothing=0.1)
     learner_settings = replace(learner_settings, slots=settings.slots)
     shapes, positions = [], EpisodeSampler.positions
+    smoothings, score = [], objectives.score
+
+    def watch(logits, labels, smoothing):
+        smoothings.append(smoothing)
+        return score(logits, labels, smoothing)
+
+    monkeypatch.setattr(objectives, "score", watch)
 
     def remember(self, tasks, generator=None):
         if generator is None:  # a training task; those of validation and test have a generator of their own
@@ -238,6 +245,7 @@ def test_the_last_steps_are_on_tasks_as_asked_and_a_resumed_run_knows(
     monkeypatch.setattr(EpisodeSampler, "positions", remember)
     whole, lines, _ = train(learner_settings, settings, dataset)
     assert shapes == 5 * [(5, 1, 2)] + 4 * [(3, 2, 2)]
+    assert smoothings == 5 * [0.1] + 4 * [0.0]
     for step in (4, 5, 6):
         shapes.clear()
         training = Training(learner_settings, settings, dataset, folder=tmp_path / str(step))

@@ -80,7 +80,8 @@ def train(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the slow weights. (default: 2000)")] = None,
     settle_steps: Annotated[
-        int | None, typer.Option(help="The last of them, on tasks as at test whatever --train-way says. (default: 0)")
+        int | None,
+        typer.Option(help="The last of them: tasks shaped as at test, labels not smoothed. (default: 0)"),
     ] = None,
     head_steps: Annotated[
         int | None, typer.Option(help="The first of them, for the layers above the encoder alone. (default: 0)")

@@ -31,7 +31,7 @@ class MetaObjective:
     ) -> None:
         lesson = Lesson(learner, settings, classifier)
         self.lesson: nn.Module = DistributedDataParallel(lesson) if ranks.several else lesson
-        self.sampler, self.settings = sampler, settings
+        self.sampler, self.settings, self.smoothing = sampler, settings, settings.label_smoothing
         self.mine = ranks.share(settings.tasks_per_step)
 
     def __call__(self) -> tuple[Tensor, Tensor]:
@@ -39,8 +39,15 @@ class MetaObjective:
         episode, classes = self.draw()
         with autocast(s.precision, classes.device):
             logits, besides = self.lesson(episode, classes)
-        loss, right = score(logits.flatten(0, 1), episode.query_y.flatten(), s.label_smoothing)
+        loss, right = score(logits.flatten(0, 1), episode.query_y.flatten(), self.smoothing)
         return loss + besides, right
+
+    def settle(self, sampler: EpisodeSampler) -> None:
+        """From now on ask as at test: tasks of that shape, and the bare loss.
+
+        Smoothed labels teach keys, but leave the layers above them treating label slots a little unequally.
+        """
+        self.sampler, self.smoothing = sampler, 0.0
 
     def draw(self) -> tuple[Episode, Tensor]:
         """The tasks of a step, augmented, and which of all training classes theirs are (T, N)."""

@@ -116,7 +116,8 @@ class TrainSettings(_Settings):
     steps: int = 2000
     """Updates of the slow weights."""
     settle_steps: int = 0
-    """How many of these, the last, are on tasks as validation and test have them, whatever those before were on."""
+    """How many of these, the last, are on tasks as validation and test have them, whatever those before were on, and
+    without label smoothing."""
     seconds: float = 0.0
     """Wall-clock budget that ends training early; 0 is none."""
     tasks_per_step: int = 4

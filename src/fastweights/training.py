@@ -297,11 +297,11 @@ class Training:
                 self._agree(before + time.monotonic() - started)
 
     def _settle_in_time(self) -> None:
-        """Towards the end, turn to tasks as validation and test have them."""
+        """Towards the end, ask as validation and test do."""
         s = self.settings
         due = self._done() >= (s.steps - s.settle_steps) / s.steps
         if due and self.objective.sampler is not self.settled_sampler:
-            self.objective.sampler = self.settled_sampler
+            self.objective.settle(self.settled_sampler)
             self.take_step.expect_change()
 
     def _release_encoder_in_time(self) -> None:

@@ -96,6 +96,7 @@ BEST: dict[str, Changes] = {
     "omniglot-5way-1shot/*": Changes({"steps": 16_000}),
     "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000}),
     "omniglot-5way-5shot/*": Changes({"steps": 8_000}),
+    "omniglot-5way-5shot/fwcnn-gradient": Changes({"steps": 16_000}),
     "omniglot-20way-1shot/*": Changes({"steps": 12_000, "tasks_per_step": 32, "validate_every": 64_000}),
     "omniglot-20way-5shot/*": Changes(
         {"steps": 8_000, "tasks_per_step": 32, "train_queries": 5, "validate_every": 64_000}
@@ -132,6 +133,11 @@ BEST: dict[str, Changes] = {
         },
         {"dropout": 0.1},
     ),
+    # The layers above a pre-trained ResNet start from nothing: they take larger steps than it, lest they spoil it.
+    "mini-imagenet-*/fwresnet-normalised": Changes(
+        {"learning_rate": 1e-3, "encoder_rate": 0.1, "key_length": 3.0, "head_steps": 50}
+    ),
+    "mini-imagenet-5way-5shot/fwresnet-gradient": Changes({"learning_rate": 1e-3, "encoder_rate": 0.1, "steps": 800}),
     "ptb-*": Changes(
         {
             "learning_rate": 1e-3,
