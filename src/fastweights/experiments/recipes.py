@@ -96,6 +96,9 @@ BEST: dict[str, Changes] = {
     "omniglot-5way-1shot/*": Changes({"steps": 16_000}),
     "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000}),
     "omniglot-5way-5shot/*": Changes({"steps": 8_000}),
+    "omniglot-5way-5shot/fwcnn-hebb": Changes(
+        {"steps": 32_000, "settle_steps": 4000, "train_shot": 1, "new_classes": ("flip",), "train_on_validation": True}
+    ),
     "omniglot-5way-5shot/fwcnn-gradient": Changes({"steps": 16_000}),
     "omniglot-20way-1shot/*": Changes({"steps": 12_000, "tasks_per_step": 32, "validate_every": 64_000}),
     "omniglot-20way-5shot/*": Changes(
@@ -175,6 +178,7 @@ VARIANTS: dict[str, Changes] = {
     "no-averaging": Changes({"average": 0.0}),
     "no-dropout": Changes(learner={"dropout": 0.0}),
     "constant-rate": Changes({"schedule": "constant"}),
+    "no-validation-classes": Changes({"train_on_validation": False}),
 }
 """Ablations: where the fast weights are, and `best` with one of its departures taken back."""
 DEPARTURES = tuple(name for name in VARIANTS if name not in PLACED)
