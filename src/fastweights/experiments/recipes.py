@@ -94,7 +94,7 @@ BEST: dict[str, Changes] = {
     "omniglot-5way-*/*-hebb": Changes({"length_penalty": 1.0}),
     "omniglot-*-5shot/*-hebb": Changes({"length_penalty": 5.0}),
     "omniglot-5way-1shot/*": Changes({"steps": 16_000}),
-    "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000}),
+    "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000, "train_on_validation": True}),
     "omniglot-5way-5shot/*": Changes({"steps": 8_000}),
     "omniglot-5way-5shot/fwcnn-hebb": Changes(
         {"steps": 32_000, "settle_steps": 4000, "train_shot": 1, "new_classes": ("flip",), "train_on_validation": True}
