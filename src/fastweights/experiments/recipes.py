@@ -121,7 +121,16 @@ BEST: dict[str, Changes] = {
     ),
     "mini-imagenet-*/fwcnn-gradient": Changes({"steps": 3_000}),
     "mini-imagenet-5way-1shot/fwcnn-hebb": Changes({"length_penalty": 10.0}),
-    "mini-imagenet-5way-5shot/fwcnn-hebb": Changes({"length_penalty": 5.0}),
+    "mini-imagenet-5way-5shot/fwcnn-hebb": Changes(
+        {
+            "length_penalty": 5.0,
+            "key_length": 3.0,
+            "head_steps": 100,
+            "schedule": "constant",
+            "average": 0.998,
+            "validation_tasks": 2_000,
+        }
+    ),
     "mini-imagenet-*/fwresnet-*": Changes(
         {
             "augment": ("flip", "resized-crop", "jitter"),
