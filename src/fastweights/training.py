@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from fastweights import checkpoint
-from fastweights.augment import GEOMETRY, check_augmentations
 from fastweights.data.items import Dataset
 from fastweights.distributed import Ranks
 from fastweights.encoders import ResNet
@@ -27,10 +26,11 @@ from fastweights.learners.base import KeyLearner
 from fastweights.learners.fast_weights import FastWeights
 from fastweights.logs import Sink
 from fastweights.objectives import MetaObjective, new_head
-from fastweights.precision import PRECISIONS, autocast
+from fastweights.precision import autocast
 from fastweights.pretraining import Pretraining, Progress, Shelf
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import ALONE, OPTIMIZERS, Part, Rate, TrainStep, WeightAverage, mean_of_finite
+from fastweights.settings_checks import check_training
+from fastweights.steps import ALONE, Part, Rate, TrainStep, WeightAverage, mean_of_finite
 
 Weights = Mapping[str, Tensor]
 CHECKPOINT, MODEL, LOG, PRETRAINED = "checkpoint.safetensors", "model.safetensors", "log.jsonl", "pretrained"
@@ -61,43 +61,6 @@ class Outcome:
     """None where the run was interrupted or no test was wanted: the test split is touched once, at the end."""
 
 
-def check_settings(settings: TrainSettings) -> None:
-    if settings.schedule not in ("constant", "cosine"):
-        raise UserError(f"unknown schedule {settings.schedule!r}; there are constant and cosine.")
-    if settings.precision not in PRECISIONS:
-        raise UserError(f"unknown precision {settings.precision!r}; there are {' and '.join(PRECISIONS)}.")
-    check_augmentations(settings.augment)
-    check_augmentations(settings.new_classes, known=tuple(GEOMETRY))
-    for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks", "log_every"):
-        if getattr(settings, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}.")
-    for name in ("train_way", "train_shot", "train_queries"):
-        if getattr(settings, name) < 0:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(settings, name)}.")
-    for optimizer in (settings.optimizer, settings.pretrain_optimizer):
-        if optimizer not in OPTIMIZERS:
-            raise UserError(f"unknown optimizer {optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
-    for name in ("settle_steps", "head_steps"):
-        if not 0 <= getattr(settings, name) <= settings.steps:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option} must be from 0 to all {settings.steps} steps, not {getattr(settings, name)}.")
-    for name in ("length_penalty", "classify", "pretrain_length_penalty"):
-        if getattr(settings, name) < 0:
-            raise UserError(f"{name} is a weight of at least 0, not {getattr(settings, name)}.")
-    if not 0 <= settings.key_length < math.inf:
-        raise UserError(f"key_length is a length, or 0 for keys as they are; not {settings.key_length}.")
-    if settings.key_length and settings.classify:
-        raise UserError("key_length and classify exclude each other: one head cannot see keys of two lengths.")
-    if not 0 <= settings.encoder_rate < math.inf:
-        raise UserError(f"encoder_rate is a share of the learning rate of at least 0, not {settings.encoder_rate}.")
-    if settings.pretrain_steps < 0:
-        raise UserError(f"--pretrain-steps must be at least 0, not {settings.pretrain_steps}.")
-    if not 0 <= settings.average < 1:
-        raise UserError(f"--average is a decay from 0 up to, but not including, 1; not {settings.average}.")
-    if not 0 < settings.learning_rate < math.inf:
-        raise UserError(f"--learning-rate must be positive, not {settings.learning_rate}.")
-
-
 class Training:
     """A run in progress: a learner, its data, its optimiser and where it stands."""
 
@@ -113,7 +76,7 @@ class Training:
         ranks: Ranks = ALONE,
         shelf: Shelf | None = None,
     ) -> None:
-        check_settings(settings)
+        check_training(settings)
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
         self.learner_settings, self.settings, self.dataset = learner_settings, settings, dataset
         self.folder, self.sinks, self.checkpoint_seconds = folder, list(sinks), checkpoint_seconds
