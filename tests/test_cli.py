@@ -111,6 +111,15 @@ def test_a_run_may_pretrain_and_average(monkeypatch, capsys, tmp_path):
     assert events[-1] == "test"
 
 
+def test_validation_of_classes_trained_on_is_called_so(monkeypatch, capsys):
+    assert train(monkeypatch, "--train-on-validation") == 0
+    assert "of classes trained on" in capsys.readouterr().out
+    assert call(monkeypatch, "train", "--out", "other", *NARROW, *QUICK) == 0
+    said = capsys.readouterr().out
+    assert "Best validation accuracy" in said
+    assert "trained on" not in said
+
+
 def test_a_run_is_not_overwritten(monkeypatch, capsys):
     assert train(monkeypatch) == 0
     capsys.readouterr()

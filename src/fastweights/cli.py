@@ -223,8 +223,10 @@ def _report(training: Training, outcome: Outcome) -> None:
     if outcome.test is None:
         console.print(f"Stopped at step {counters.step:,}; go on with: fastweights train --resume --out {folder}")
         raise typer.Exit(130)
+    validated = f"{100 * counters.best_accuracy:.2f} % at step {counters.best_step:,}"
+    seen = f"Last validation accuracy {validated}, of classes trained on."
     console.print(
-        f"Best validation accuracy {100 * counters.best_accuracy:.2f} % at step {counters.best_step:,}.\n"
+        f"{seen if s.train_on_validation else f'Best validation accuracy {validated}.'}\n"
         f"Test: [bold]{outcome.test}[/bold] over {s.test_tasks:,} tasks, {s.way}-way {s.shot}-shot "
         f"(chance {100 / s.way:.1f} %){transduction(training.learner)}."
     )
