@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +113,17 @@ def test_a_hand_edited_report_is_noticed(tmp_path, edit):
     readme.write_text(edit(readme.read_text()))
     with pytest.raises(UserError, match=r"disagree, first in line \d+"):
         report.check(path)
+
+
+def test_curves_on_classes_trained_on_are_named_so(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(figures, "learning_curves", lambda panels: drawn.update(panels) or "<svg/>")
+    (line, details), (other, more) = made_up(), made_up(learner="fwcnn-gradient")
+    line = replace(line, config={"learner": {}, "training": {"train_on_validation": True}})
+    ledger.append(tmp_path / "runs.jsonl", [line, other], [details, more])
+    report.contents(report.read_results(tmp_path / "runs.jsonl"))
+    [curves] = drawn.values()
+    assert [name for name, _ in curves] == ["fwcnn-gradient (best)", "fwcnn-hebb (best, validation classes trained on)"]
 
 
 def test_a_report_that_is_behind_the_ledger_is_noticed(tmp_path):
