@@ -207,7 +207,8 @@ def test_hand_written_paragraphs_are_unwrapped_and_lists_are_not():
 
 def test_the_front_page_has_the_numbers_between_its_marks(tmp_path):
     (tmp_path / "results").mkdir()
-    path, front = write_ledger(tmp_path / "results", made_up()), tmp_path / "README.md"
+    normalised = made_up(right=(4, 4, 4, 4), learner="fwcnn-normalised")
+    path, front = write_ledger(tmp_path / "results", made_up(), normalised), tmp_path / "README.md"
     assert report.write(path) == (path.parent / "README.md", path.parent / "report.html")
     front.write_text("A word.\n")
     report.write(path)
@@ -220,7 +221,7 @@ def test_the_front_page_has_the_numbers_between_its_marks(tmp_path):
     text = front.read_text()
     assert text.startswith("Before.\n\n")
     assert text.endswith("\n\nAfter.\n")
-    assert "| mini-imagenet 5-way 1-shot | fwCNN | 50.21 | 70.00 | 47.68 | not yet run |" in text
+    assert "| mini-imagenet 5-way 1-shot | fwCNN | 50.21 | 70.00 | 47.68 | not yet run | 80.00 |" in text
     assert "old" not in text
     report.write(path)
     assert front.read_text() == text

@@ -118,15 +118,16 @@ def front_page(ledger_path: Path, results: Results) -> dict[Path, str]:
 
 
 def _summary(results: Results) -> Grid:
-    """Every fast-weight cell in a line: the paper's numbers and ours by both rules."""
+    """Every fast-weight cell in a line: the paper's numbers and ours by both rules, and ours by one of our own."""
     models = {(experiment, learner): model for experiment, learner, model in _must_cells()}
     rows = []
     for (experiment, hebb), model in models.items():
         if hebb.endswith("-hebb"):
             learners = hebb, hebb.replace("-hebb", "-gradient")
             numbers = [text for learner in learners for text in _paper_and_ours(results, experiment, learner)]
-            rows.append((_title(experiment), model.removesuffix(" (Hebb)"), *numbers))
-    return Grid(("tasks", "model", "Hebb, paper", "ours", "gradient, paper", "ours"), tuple(rows))
+            _, normalised = _paper_and_ours(results, experiment, hebb.replace("-hebb", "-normalised"))
+            rows.append((_title(experiment), model.removesuffix(" (Hebb)"), *numbers, normalised))
+    return Grid(("tasks", "model", "Hebb, paper", "ours", "gradient, paper", "ours", "normalised"), tuple(rows))
 
 
 def _paper_and_ours(results: Results, experiment: str, learner: str) -> tuple[str, str]:
