@@ -61,7 +61,7 @@ def learning_curves(panels: Mapping[str, Sequence[tuple[str, Details]]]) -> str:
     """One panel for each title, with named curves: validation solid, training thin, by the clock."""
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.1 * rows), layout="constrained")
+    figure = Figure(figsize=(4.2 * columns, 3.6 * rows), layout="constrained")
     every = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, (title, curves) in zip(every, panels.items(), strict=False):
         _plain(axes)
@@ -78,7 +78,8 @@ def learning_curves(panels: Mapping[str, Sequence[tuple[str, Details]]]) -> str:
         axes.set_xlabel("seconds of training", fontsize=8)
         axes.set_ylabel("accuracy, %", fontsize=8)
         axes.tick_params(labelsize=8)
-        axes.legend(fontsize=7, frameon=False, loc="lower right")
+        # Below: inside, it would hide curves, of which some end in every corner.
+        axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.2))
     for axes in every[len(panels) :]:
         axes.set_visible(False)
     return _svg(figure)
