@@ -97,7 +97,7 @@ BEST: dict[str, Changes] = {
     "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000, "train_on_validation": True}),
     "omniglot-5way-5shot/*": Changes({"steps": 8_000}),
     "omniglot-5way-5shot/fwcnn-hebb": Changes(
-        {"steps": 32_000, "settle_steps": 4000, "train_shot": 1, "new_classes": ("flip",), "train_on_validation": True}
+        {"steps": 32_000, "settle_steps": 4_000, "train_shot": 1, "new_classes": ("flip",), "train_on_validation": True}
     ),
     "omniglot-5way-5shot/fwcnn-gradient": Changes({"steps": 16_000}),
     "omniglot-20way-1shot/*": Changes({"steps": 12_000, "tasks_per_step": 32, "validate_every": 64_000}),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -176,35 +176,28 @@ def settings_of(run: Run, dataset: Dataset, precision: str) -> tuple[LearnerSett
 
 def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say: Callable[[str], None]) -> Training:
     settings = settings_of(run, dataset, place.precision)
-    tried = place.tried(*settings)
-    if not _holds(folder, settings) and _holds(tried, settings):
+    saved, tried = _saved(folder), place.tried(*settings)
+
+    def fits(found: checkpoint.Saved | None) -> TypeGuard[checkpoint.Saved]:
+        return found is not None and (found.learner, found.training) == settings
+
+    if not fits(saved) and fits(_saved(tried)):
         shutil.rmtree(folder, ignore_errors=True)
         tried.rename(folder)  # what a search has trained need not be trained again: it lacks the test alone
-    if _holds(folder, settings):
-        saved = checkpoint.load(folder / CHECKPOINT)
+        saved = _saved(folder)
+    if fits(saved):
         say(f"{run}: goes on from step {saved.counters['step']:,} of {saved.training.steps:,}")
         return resume(folder, dataset, place.device, shelf=place.shelf)
-    anew = f"starts anew, for the checkpoint in {folder} has other settings" if _has_checkpoint(folder) else "starts"
-    say(f"{run}: {anew}")
+    say(f"{run}: starts" + (f" anew, for the checkpoint in {folder} has other settings" if saved else ""))
     shutil.rmtree(folder, ignore_errors=True)
     return Training(*settings, dataset, place.device, folder, shelf=place.shelf)
 
 
-def _holds(folder: Path, settings: tuple[LearnerSettings, TrainSettings]) -> bool:
-    """Whether there is something of such a model to go on from."""
-    if not _has_checkpoint(folder):
-        return False
-    saved = checkpoint.load(folder / CHECKPOINT)
-    return (saved.learner, saved.training) == settings
-
-
-def _has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to go on from; what was pre-trained is on the shelf, done or half done."""
+def _saved(folder: Path) -> checkpoint.Saved | None:
+    """The checkpoint of a run that has begun; what was only pre-trained is on the shelf, done or half done."""
     path = folder / CHECKPOINT
-    if not path.exists():
-        return False
-    counters = checkpoint.load(path).counters
-    return bool(counters["step"] > 0 or counters.get("pretrained"))
+    saved = checkpoint.load(path) if path.exists() else None
+    return saved if saved and (saved.counters["step"] > 0 or saved.counters.get("pretrained")) else None
 
 
 @contextmanager
