@@ -14,11 +14,12 @@ from importlib.resources import files as package_files
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fastweights.data.checks import Finding
 from fastweights.data.download import fetch
 from fastweights.data.images import ImageSplit, decode_all, open_images, opened, save_images
-from fastweights.data.items import Dataset
+from fastweights.data.items import Dataset, Items
 from fastweights.data.prepared import prepared_folder
 from fastweights.data.progress import Report, silent
 from fastweights.data.sources import Files, write_zip
@@ -28,7 +29,6 @@ NAME = "omniglot"
 VARIANTS = ("paper", "vinyals", "lake")
 DRAWINGS = 20
 RAW_SIZE, SIZE = 105, 28
-TURNS = (0, 90, 180, 270)
 PAPER_TEST, PAPER_VALIDATION, LAKE_VALIDATION = 423, 100, 172
 SPLIT_SEED = 1807_05076
 """The `paper` split and the validation characters of `lake` were drawn once with this seed; it never changes."""
@@ -175,7 +175,7 @@ def prepare(root: Path, variant: str = "paper", progress: Report = silent) -> Pa
         drawings |= dict(zip(characters, small, strict=True))
     folder = prepared_folder(root, f"{NAME}-{variant}")
     lists = class_lists(variant)
-    splits = {split: _split(drawings, lists[split], TURNS if split == "train" else (0,)) for split in lists}
+    splits = {split: _split(drawings, lists[split], turned=split == "train") for split in lists}
     manifest = {
         "name": NAME,
         "variant": variant,
@@ -193,11 +193,11 @@ def open_prepared(folder: Path) -> Dataset:
     return replace(open_images(folder), turned=True)
 
 
-def _split(drawings: dict[str, np.ndarray], names: Sequence[str], turns: Sequence[int]) -> ImageSplit:
-    upright = np.stack([drawings[name] for name in names])
-    turned = np.stack([np.rot90(upright, turn // 90, axes=(2, 3)) for turn in turns], axis=1)
-    labels = [f"{name}/rot{turn}" if turn else name for name in names for turn in turns]
-    return ImageSplit(turned.reshape(-1, SIZE, SIZE, 1), [DRAWINGS] * len(labels), labels)
+def _split(drawings: dict[str, np.ndarray], names: Sequence[str], *, turned: bool) -> ImageSplit:
+    values = torch.from_numpy(np.concatenate([drawings[name] for name in names]))
+    upright = Items(values, torch.arange(len(names) + 1) * DRAWINGS, tuple(names))
+    items = upright.turned() if turned else upright
+    return ImageSplit(items.values.numpy(), items.sizes.tolist(), list(items.names))
 
 
 _BITS = RAW_SIZE * -(-RAW_SIZE // 8)

@@ -57,7 +57,7 @@ OPEN_CHOICES: tuple[tuple[str, str, str], ...] = (
     (
         "length",
         "300,000 tasks Omniglot, 200,000 mini-ImageNet (fwResNet 50,000), 320,000 Penn Treebank",
-        "not said; minutes on one GPU, before anything was run",
+        "not said; what minutes on one GPU allow",
     ),
     (
         "validation",
