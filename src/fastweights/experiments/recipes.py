@@ -123,6 +123,7 @@ BEST: dict[str, Changes] = {
     "mini-imagenet-5way-1shot/fwcnn-hebb": Changes({"length_penalty": 10.0}),
     "mini-imagenet-5way-5shot/fwcnn-hebb": Changes(
         {
+            "steps": 12_000,
             "length_penalty": 5.0,
             "key_length": 3.0,
             "head_steps": 100,
