@@ -94,7 +94,9 @@ BEST: dict[str, Changes] = {
     "omniglot-5way-*/*-hebb": Changes({"length_penalty": 1.0}),
     "omniglot-*-5shot/*-hebb": Changes({"length_penalty": 5.0}),
     "omniglot-5way-1shot/*": Changes({"steps": 16_000}),
-    "omniglot-5way-1shot/fwcnn-hebb": Changes({"steps": 32_000, "train_on_validation": True}),
+    "omniglot-5way-1shot/fwcnn-hebb": Changes(
+        {"steps": 32_000, "settle_steps": 4_000, "length_penalty": 10.0, "train_on_validation": True}
+    ),
     "omniglot-5way-5shot/*": Changes({"steps": 8_000}),
     "omniglot-5way-5shot/fwcnn-hebb": Changes(
         {"steps": 32_000, "settle_steps": 4_000, "train_shot": 1, "new_classes": ("flip",), "train_on_validation": True}
@@ -188,6 +190,7 @@ VARIANTS: dict[str, Changes] = {
     "no-averaging": Changes({"average": 0.0}),
     "no-dropout": Changes(learner={"dropout": 0.0}),
     "constant-rate": Changes({"schedule": "constant"}),
+    "no-settling": Changes({"settle_steps": 0}),
     "no-validation-classes": Changes({"train_on_validation": False}),
 }
 """Ablations: where the fast weights are, and `best` with one of its departures taken back."""
