@@ -49,6 +49,17 @@ def test_a_run_becomes_a_line_with_everything_behind_it(small_benchmarks, tmp_pa
     assert f"{line.test_accuracy:.2f}" in said[-1]
 
 
+def test_validation_on_classes_trained_on_is_not_passed_off_as_validation(
+    small_benchmarks, tmp_path, place, monkeypatch
+):
+    _, said = go([RUN], tmp_path / "held out", place)
+    assert "of classes trained on" not in said[-1]
+    last = {**recipes.RECIPES["best"], "*-1shot/*": Changes({"train_on_validation": True})}
+    monkeypatch.setitem(recipes.RECIPES, "best", last)
+    _, said = go([RUN], tmp_path / "trained on", Place(place.device, place.precision, place.commit, tmp_path / "all"))
+    assert "% (of classes trained on)," in said[-1]
+
+
 def test_nothing_is_run_twice(small_benchmarks, tmp_path, place):
     go([RUN], tmp_path, place)
     before = (tmp_path / "runs.jsonl").read_bytes()

@@ -106,6 +106,11 @@ class Line(_Record):
     data_hash: str
     config: dict[str, Any]
 
+    @property
+    def trained_on_validation(self) -> bool:
+        """Whether its validation was of classes it had been trained on."""
+        return bool(self.config.get("training", {}).get("train_on_validation", False))
+
     def check(self) -> None:
         super().check()
         for name in ("test_accuracy", "centroid_accuracy", "val_accuracy"):

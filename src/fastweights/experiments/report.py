@@ -359,9 +359,8 @@ def _curves(results: Results) -> list[Block]:
                 continue
             encoder = str(PRESETS[learner].settings.get("encoder", LearnerSettings.encoder))
             title = f"{parse_experiment(experiment).training}, {encoder}" + (f", {protocol}" if protocol else "")
-            seen = measured.lines[0].config["training"].get("train_on_validation", False)
-            how = f"{recipe}, validation classes trained on" if seen else recipe
-            panels.setdefault(title, []).append((f"{learner} ({how})", details))
+            seen = ", validation classes trained on" if measured.lines[0].trained_on_validation else ""
+            panels.setdefault(title, []).append((f"{learner} ({recipe}{seen})", details))
         if panels:
             what = f"{TABLES[name].title}: validation accuracy (thick) and training accuracy (thin), the first seed"
             pictures.append(Picture(what, figures.learning_curves(panels)))

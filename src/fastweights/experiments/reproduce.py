@@ -123,9 +123,11 @@ def reproduce(
         ledger.append(ledger_path, lines, [details for _, details in results if details.key not in known])
         finished.append(run)
         for line in lines:
+            seen = " (of classes trained on)" if line.trained_on_validation else ""
             say(
                 f"{line.name}: {line.test_accuracy:.2f} ± {line.test_ci95:.2f} %, nearest mean "
-                f"{line.centroid_accuracy:.2f} %, validation {line.val_accuracy:.2f} %, {line.train_seconds:.0f} s"
+                f"{line.centroid_accuracy:.2f} %, validation {line.val_accuracy:.2f} %{seen}, "
+                f"{line.train_seconds:.0f} s"
             )
     return Summary(tuple(finished), unfinished, tuple(failed), len(wanted) - len(finished))
 
