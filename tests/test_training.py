@@ -42,7 +42,7 @@ class StopAt(Lines):
 
     def write(self, line) -> None:
         self.append(line)
-        self.training._asked_to_stop = line["step"] == self.step
+        self.training.request.asked = line["step"] == self.step
 
 
 def train(learner_settings, train_settings, dataset, **options):

@@ -1,14 +1,10 @@
 """The one training loop: draw tasks, step, validate now and then, keep the best, test once at the end."""
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +17,7 @@ from fastweights.encoders import ResNet
 from fastweights.episodes import EpisodeSampler, EvaluationTasks, seed_of
 from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
+from fastweights.interrupts import StopRequest
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import KeyLearner
 from fastweights.learners.fast_weights import FastWeights
@@ -107,7 +104,7 @@ class Training:
         self.best = _copy(self.learner.state_dict())
         self._saved_at = time.monotonic()
         self._logged_step, self._logged_at = 0, time.monotonic()
-        self._stop = self._asked_to_stop = False
+        self.request, self._stop = StopRequest(), False
         self._deadline = math.inf
 
     def _make_step(self) -> TrainStep:
@@ -177,7 +174,7 @@ class Training:
         Ctrl-C, and the deadline (by `time.monotonic`), interrupt: a checkpoint is written, to be resumed another time.
         """
         self._deadline = deadline
-        with self._interruptible():
+        with self.request.listening():
             if self.settings.pretrain_steps and not self.counters.pretrained:
                 self.pretrain()
             if self.counters.step == 0 and not self._stop:
@@ -276,7 +273,7 @@ class Training:
     def _agree(self, seconds: float) -> None:
         """Settle the clock, and whether to stop. Several ranks do so together, and only where they wait anyway."""
         self.counters.seconds = self.ranks.largest(seconds, self.device)
-        asked_to_stop = self._asked_to_stop or time.monotonic() > self._deadline
+        asked_to_stop = self.request.asked or time.monotonic() > self._deadline
         self._stop = bool(self.ranks.largest(float(asked_to_stop), self.device))
 
     def _done(self) -> float:
@@ -351,24 +348,6 @@ class Training:
             path = self.folder / name
             checkpoint.save(path, sections, self.learner_settings, self.settings, asdict(self.counters))
         self._saved_at = time.monotonic()
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the loop after the current step; a second Ctrl-C is not caught."""
-
-        def stop(signum: int, frame: FrameType | None) -> None:
-            self._asked_to_stop = True
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        former = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
 
 
 def _copy(weights: Weights) -> dict[str, Tensor]:
