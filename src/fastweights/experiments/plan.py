@@ -104,12 +104,12 @@ PLAN: tuple[Step, ...] = (
     Step("every fast-weight cell once, one shot first", _one_shot_first(_HEBB + _GRADIENT)),
     Step("the ablation figure", _ABLATION),
     Step("three seeds of the Hebb cells", _HEBB, seeds=3),
-    Step("the stretch targets by class sums of unit length", _fast_weight_cells("normalised")),
     Step("the paper's recipe", _one_shot_first(_HEBB + _GRADIENT), recipe="paper"),
     Step(
         "the other division of the Penn Treebank", _cells((*_PTB_1, *_PTB_MORE), "lstm-fwmlp-hebb"), protocol="pooled"
     ),
     Step("the rivals", _RIVALS),
+    Step("the stretch targets by class sums of unit length", _fast_weight_cells("normalised")),
     Step("each departure of the best recipe taken back alone", _DEPARTURES),
 )
 
