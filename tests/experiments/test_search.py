@@ -10,10 +10,11 @@ from fastweights import cli
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate
 from fastweights.experiments import ledger, recipes, search
+from fastweights.experiments.contents import contents
 from fastweights.experiments.pages import to_markdown
 from fastweights.experiments.plan import Run
 from fastweights.experiments.recipes import Changes
-from fastweights.experiments.report import contents, read_results
+from fastweights.experiments.report import read_results
 from fastweights.experiments.reproduce import Place, reproduce
 from fastweights.steps import TrainStep
 from fastweights.training import Training
