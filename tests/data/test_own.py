@@ -1,5 +1,6 @@
 """Given a folder of pictures or a file of texts of one's own, it becomes a dataset, or is refused by name."""
 
+import io
 import json
 import os
 
@@ -15,6 +16,14 @@ from fastweights.errors import UserError
 from .lookalikes import jpeg, pack, png, unpack
 
 RED = np.full((40, 60, 3), (255, 0, 0), dtype=np.uint8)
+
+
+def with_a_broken_tag() -> bytes:
+    """A picture to be turned, one of whose other tags is no number as it should be."""
+    tags, file = Image.Exif(), io.BytesIO()
+    tags[0x0112], tags[0x010E] = 6, "hello"
+    Image.fromarray(RED).save(file, "JPEG", exif=tags)
+    return file.getvalue().replace(b"\x01\x0e\x00\x02", b"\x01\x43\x00\x02")
 
 
 def pictures(classes: int = 10, each: int = 3) -> dict[str, bytes]:
@@ -43,6 +52,30 @@ def test_the_same_from_a_zip_with_an_outer_folder(tmp_path):
     folder = unpack(tmp_path / "birds", pictures())
     archive = pack(tmp_path / "birds.zip", {f"birds-1.0/{name}": data for name, data in pictures().items()})
     assert load(str(folder), tmp_path).content_hash == load(str(archive), tmp_path).content_hash
+
+
+def test_the_same_from_within_the_folder(tmp_path, monkeypatch):
+    folder = unpack(tmp_path / "birds", pictures())
+    monkeypatch.chdir(folder)
+    assert load(".", tmp_path).content_hash == load(str(folder), tmp_path).content_hash
+
+
+def test_class_folders_may_be_links(tmp_path):
+    folder = unpack(tmp_path / "birds", pictures())
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for at in folder.iterdir():
+        (linked / at.name).symlink_to(at)
+    (folder / "class 0" / "round in circles").symlink_to(folder / "class 0")
+    dataset = load(str(linked), tmp_path)
+    assert [split.classes for split in dataset.splits.values()] == [6, 2, 2]
+    assert all(len(split.values) == 3 * split.classes for split in dataset.splits.values())
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    contents = {name.replace("class 1/", "train/").replace("class 2/", "test/"): p for name, p in pictures().items()}
+    dataset = load(str(unpack(tmp_path / "x", contents)), tmp_path)
+    assert {"train", "test"} <= {name for split in dataset.splits.values() for name in split.names}
 
 
 def test_folders_named_train_val_test_decide(tmp_path):
@@ -132,6 +165,20 @@ def test_a_class_with_too_few_items_is_reported_by_name_and_count(tmp_path):
         ({**pictures(), "loose.jpg": jpeg(RED)}, r"loose\.jpg lies in no class folder"),
         ({"a/readme.txt": b""}, "no pictures"),
         (pictures(2), "2 classes"),
+        (
+            {f"{split}/{name}": data for split in ("train", "val", "test") for name, data in pictures(2).items()}
+            | {"extra/1.jpg": jpeg(RED)},
+            "the folders test and train and val, and extra beside them",
+        ),
+        (
+            {
+                f"{split}/{split}{name}": data
+                for split in ("train", "valid", "test")
+                for name, data in pictures(2).items()
+            },
+            "the folders test and train, and valid beside them",
+        ),
+        ({**pictures(), "class 1/tag.jpg": with_a_broken_tag()}, r"tag\.jpg is not a readable picture"),
     ],
 )
 def test_bad_folders(tmp_path, contents, message):
@@ -200,6 +247,10 @@ def test_a_column_split_decides(tmp_path):
         ("t.jsonl", b'{"text": "a", "label": 1}\n[1]\n', "line 2, is not a JSON object"),
         ("t.jsonl", b'{"text": "a", "label": 1}\n{"text"', "line 2, is not a JSON object"),
         ("t.jsonl", b'{"text": 5, "label": "x"}', "line 1, lacks a text"),
+        ("t.jsonl", b"[" * 100_000, "line 1, is not a JSON object"),
+        ("t.csv", b'"' + b"text,label\n" * 20_000, "line 1, is not csv"),
+        ("t.csv", b"text,label,split\na,1,train\nb,2,val\nc,3,test\nd,4,\n", "class '4' has no split"),
+        ("t.csv", b"text,label,split\na,1,train\nb,1,\n", "class '1' is in both train and no split"),
     ],
 )
 def test_bad_texts(tmp_path, name, content, message):
@@ -209,7 +260,15 @@ def test_bad_texts(tmp_path, name, content, message):
     assert not (tmp_path / "prepared").exists()
 
 
+def test_texts_and_strokes_have_no_variants(tmp_path):
+    for name in (str(write_texts(tmp_path / "t.csv")), "strokes"):
+        with pytest.raises(UserError, match="no variants; '64-grey'"):
+            load(name, tmp_path, "64-grey")
+
+
 def test_a_path_that_does_not_exist(tmp_path):
+    with pytest.raises(UserError, match="there is no dataset ''"):
+        load("", tmp_path)
     with pytest.raises(UserError, match=r"there is no dataset .*strokes, omniglot, mini-imagenet, ptb"):
         load("omniglott", tmp_path)
 

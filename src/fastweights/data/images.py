@@ -1,6 +1,7 @@
 """Pictures in files to uint8 arrays, many at a time, and the prepared form of image datasets."""
 
 import io
+import struct
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,19 @@ BATCH = 256
 THREADS = 4
 """Pillow decodes outside Python's lock, so threads are enough; more than these do not help."""
 
+UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    struct.error,
+    Image.DecompressionBombError,
+)
+"""What Pillow raises at one damaged file or another."""
+
 SHOWN_SIZE = 84
 """On contact sheets, smaller items are blown up to about as many pixels."""
 
@@ -41,7 +55,7 @@ def opened(data: bytes, name: str) -> Iterator[Image.Image]:
         yield image
     except UserError:
         raise
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except UNREADABLE as error:
         raise UserError(f"{name} is not a readable picture ({error}); replace it.") from None
 
 

@@ -31,9 +31,11 @@ def load(name: str, root: Path | None = None, variant: str = "", progress: Repor
     root = root or default_data_root()
     name, variant = split_name(name, variant)
     if name == "strokes":
+        if variant:
+            raise UserError(f"strokes has no variants; {variant!r} is not among them.")
         return strokes.load(root, progress=_in_percent(progress) if progress else None)
     if name not in BENCHMARKS:
-        if not Path(name).exists():
+        if not name or not Path(name).exists():
             raise UserError(f"there is no dataset {name!r}: name one of {', '.join(NAMES)}, or a path that exists.")
         return own.load(Path(name), root, variant, progress or silent)
     variant = chosen_variant(name, variant)

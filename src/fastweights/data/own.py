@@ -12,10 +12,9 @@ import csv
 import hashlib
 import io
 import json
-import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from fastweights.data.images import SUFFIXES, ImageSplit, decode_all, open_image
 from fastweights.data.items import UNKNOWN, Dataset
 from fastweights.data.prepared import find_prepared, prepared_folder
 from fastweights.data.progress import Report, silent
-from fastweights.data.sources import Files
+from fastweights.data.sources import Files, files_under
 from fastweights.data.texts import SPECIAL, TextSplit, open_texts, pad, save_texts
 from fastweights.errors import UserError
 
@@ -48,6 +47,8 @@ Groups = dict[str, dict[str, list[str]]]
 def load(path: Path, root: Path, variant: str = "", progress: Report = silent) -> Dataset:
     """Open own data, preparing it first if it, or what was asked of it, is new."""
     is_text = path.suffix.lower() in TEXT_SUFFIXES
+    if is_text and variant:
+        raise UserError(f"{path} holds texts, which have no variants; {variant!r} is for pictures.")
     name = f"own-{_signature(path, variant)}"
     folder = find_prepared(root, name)
     if folder is None:
@@ -62,8 +63,7 @@ def load(path: Path, root: Path, variant: str = "", progress: Report = silent) -
 def _signature(path: Path, variant: str) -> str:
     """Changes when a file is added, removed or edited, so that a stale prepared folder is never opened."""
     digest = hashlib.sha256(f"{path.resolve()}:{variant}:".encode())
-    names = [Path(at) / file for at, _, files in os.walk(path) for file in files] if path.is_dir() else [path]
-    for name in sorted(names):
+    for name in sorted(files_under(path.resolve())):
         facts = name.stat()
         digest.update(f"{name}:{facts.st_size}:{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
@@ -104,9 +104,7 @@ def _parse_variant(variant: str) -> tuple[int | None, int | None]:
 
 
 def _group_pictures(files: Files, path: Path) -> Groups:
-    parts_of = {
-        name: name[len(str(path)) :].strip("/").split("/") for name in files.names if name.lower().endswith(SUFFIXES)
-    }
+    parts_of = {name: Path(name).relative_to(path).parts for name in files.names if name.lower().endswith(SUFFIXES)}
     if not parts_of:
         raise UserError(f"no pictures ({', '.join(SUFFIXES)}) are in {path}; each class should be a folder of them.")
     while all(len(p) > 2 for p in parts_of.values()) and len({p[0] for p in parts_of.values()}) == 1:
@@ -114,9 +112,21 @@ def _group_pictures(files: Files, path: Path) -> Groups:
     loose = next((name for name, parts in parts_of.items() if len(parts) < 2), None)
     if loose:
         raise UserError(f"{loose} lies in no class folder; each class should be a folder of pictures.")
-    has_splits = all(parts[0] in SPLITS and len(parts) > 2 for parts in parts_of.values())
+    has_splits = _has_split_folders(parts_of.values(), path)
     rows = ((parts[0] if has_splits else "", "/".join(parts[has_splits:-1]), name) for name, parts in parts_of.items())
     return _group(rows, path)
+
+
+def _has_split_folders(paths: Iterable[tuple[str, ...]], path: Path) -> bool:
+    """Whether all classes lie in train, val and test. A class may well be called train, so one such folder is none."""
+    splits = {parts[0] for parts in paths if parts[0] in SPLITS and len(parts) > 2}
+    others = sorted({parts[0] for parts in paths} - splits)
+    if len(splits) > 1 and others:
+        raise UserError(
+            f"{path} has the folders {' and '.join(sorted(splits))}, and {others[0]} beside them; "
+            "put all classes into train, val and test, or none."
+        )
+    return not others
 
 
 def _group(rows: Iterator[tuple[str, str, str]], path: Path) -> Groups:
@@ -126,9 +136,15 @@ def _group(rows: Iterator[tuple[str, str, str]], path: Path) -> Groups:
     for split, label, item in rows:
         items_of[label].append(item)
         if split_of.setdefault(label, split) != split:
-            raise UserError(f"{path}: class {label!r} is in both {split_of[label]} and {split}; a class has one split.")
+            both = " and ".join(one or "no split" for one in (split_of[label], split))
+            raise UserError(f"{path}: class {label!r} is in both {both}; a class has one split.")
     if not any(split_of.values()):
         split_of = _draw_splits(sorted(split_of), path)
+    without = next((label for label, split in split_of.items() if not split), None)
+    if without is not None:
+        raise UserError(
+            f"{path}: class {without!r} has no split, but others have; give one to all classes, or to none."
+        )
     groups = {split: {c: items_of[c] for c in sorted(items_of) if split_of[c] == split} for split in SPLITS}
     empty = [split for split, classes in groups.items() if not classes]
     if empty:
@@ -230,19 +246,19 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
                 yield line, _json_row(written, path, line)
         return
     reader = csv.DictReader(io.StringIO(content, newline=""))
-    if not {"text", "label"} <= set(reader.fieldnames or ()):
-        raise UserError(f"{path} needs the columns text and label in its first line.")
     try:
+        if not {"text", "label"} <= set(reader.fieldnames or ()):
+            raise UserError(f"{path} needs the columns text and label in its first line.")
         for row in reader:
             yield reader.line_num, row
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}, is not csv ({error}).") from None
+        raise UserError(f"{path}, line {max(1, reader.line_num)}, is not csv ({error}).") from None
 
 
 def _json_row(row: str, path: Path, line: int) -> Mapping[str, object]:
     try:
         parsed = json.loads(row)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         raise UserError(f'{path}, line {line}, is not a JSON object such as {{"text": "...", "label": "..."}}.')

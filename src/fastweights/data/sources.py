@@ -8,7 +8,7 @@ import io
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PureWindowsPath
 from types import TracebackType
@@ -62,13 +62,8 @@ class Files:
     def _add(self, path: Path) -> None:
         if not path.exists():
             raise UserError(f"{path} does not exist.")
-        if path.is_file():
-            self._add_file(path)
-        for folder, folders, files in os.walk(path):
-            folders[:] = [name for name in folders if not _is_junk(name)]
-            for name in files:
-                if not _is_junk(name):
-                    self._add_file(Path(folder) / name)
+        for file in files_under(path):
+            self._add_file(file)
 
     def _add_file(self, path: Path) -> None:
         if path.suffix.lower() == ".zip":
@@ -93,6 +88,21 @@ class Files:
                 self._add_zip(io.BytesIO(_read_entry(archive, entry, label)), name, depth + 1)
             else:
                 self._readers[name] = lambda entry=entry: _read_entry(archive, entry, label)  # type: ignore[misc]
+
+
+def files_under(path: Path) -> Iterator[Path]:
+    """The file itself, or all files in a folder, also through links to other folders, but in no folder twice."""
+    if path.is_file():
+        yield path
+    seen = {path.resolve()}
+    for folder, folders, files in os.walk(path, followlinks=True):
+        folders[:] = sorted(name for name in folders if not _is_junk(name))
+        for name in tuple(folders):
+            real = (Path(folder) / name).resolve()
+            if real in seen:
+                folders.remove(name)
+            seen.add(real)
+        yield from (Path(folder) / name for name in files if not _is_junk(name))
 
 
 def _is_junk(name: str) -> bool:
