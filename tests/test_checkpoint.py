@@ -1,5 +1,6 @@
 """Files of models: whole or not at all, refused with one sentence when they are not what they should be."""
 
+import json
 import os
 
 import pytest
@@ -86,6 +87,24 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="not one written by this version"):
         checkpoint.load(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "why"),
+    [
+        ("training", {"way": "x"}, r"the setting way wants a whole number, not 'x'"),
+        ("training", {"augment": [1]}, "the setting augment wants words"),
+        ("learner", {"zap": 1}, "unknown settings zap"),
+        ("learner", [], "damaged header"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_with_the_name_of_the_file(saved, part, values, why):
+    path, learner = saved
+    header = {"learner": {}, "training": {}, "counters": {}, part: values}
+    metadata = {"format": checkpoint.FORMAT, "fastweights": json.dumps(header)}
+    save_file({f"best.{name}": tensor for name, tensor in learner.state_dict().items()}, path, metadata=metadata)
+    with pytest.raises(UserError, match=rf"model\.safetensors.*{why}"):
+        checkpoint.load(path)
 
 
 def test_weights_that_do_not_fit_the_settings_are_refused(saved, learner_settings):

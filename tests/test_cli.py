@@ -90,6 +90,45 @@ def test_tasks_of_words_are_printed(monkeypatch, capsys):
     assert said.count("✓") + said.count("✗") == 5
 
 
+def test_words_of_other_data_are_not_read_with_these(monkeypatch, capsys):
+    narrow = ["--set", "embedding=8", "--set", "units=8", "--set", "width=8"]
+    quick = ["--steps", "2", "--validation-tasks", "2", "--test-tasks", "2"]
+    assert (
+        call(monkeypatch, "train", "--dataset", "words", "--learner", "lstm-fwmlp-hebb", "--out", "w", *narrow, *quick)
+        == 0
+    )
+    assert call(monkeypatch, "evaluate", "w", "--tasks", "2") == 0
+    capsys.readouterr()
+    others = replace(words(), name="others", content_hash="others")  # as many words, but others
+    monkeypatch.setattr(cli, "load", lambda *arguments: others)
+    assert "knows the words of words" in refused(monkeypatch, capsys, "evaluate", "w", "--dataset", "others")
+
+
+def test_paths_are_printed_as_they_are(monkeypatch, capsys, tmp_path):
+    out = "a [/b] folder/" + "of a long name/" * 8
+    assert call(monkeypatch, "train", "--out", out, *NARROW, *QUICK) == 0
+    assert f"Model: {out}model.safetensors\n" in capsys.readouterr().out
+    assert call(monkeypatch, "episodes", out, "-o", "x[/b].png") == 0
+    assert "x[/b].png: " in capsys.readouterr().out
+
+
+def test_ctrl_c_is_answered(monkeypatch, capsys):
+    def press(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "describe_presets", press)
+    assert call(monkeypatch, "models") == 130
+    assert capsys.readouterr().err == "error: interrupted.\n"
+
+
+def test_a_demo_overwrites_no_other_run(monkeypatch, capsys, tmp_path):
+    assert train(monkeypatch) == 0
+    before = (tmp_path / "run" / CHECKPOINT).read_bytes()
+    capsys.readouterr()
+    assert "run already holds a run that is no demo" in refused(monkeypatch, capsys, "demo", "--out", "run")
+    assert (tmp_path / "run" / CHECKPOINT).read_bytes() == before
+
+
 def test_a_transductive_learner_is_named(monkeypatch, capsys):
     assert call(monkeypatch, "train", "--learner", "maml-cnn", "--out", "m", *NARROW, *QUICK) == 0
     assert "transductive" in capsys.readouterr().out
@@ -102,6 +141,9 @@ def test_resume_goes_on(monkeypatch, capsys, tmp_path):
     assert sum(len(e["losses"]) for e in events if e["event"] == "train") == 9
     sentence = refused(monkeypatch, capsys, "train", "--resume", "--out", "run", "--way", "3")
     assert "--way cannot change" in sentence
+    others = ["--learner", "maml-cnn", "--dataset", "blobs", "--set", "filters=9", "--precision", "bfloat16"]
+    sentence = refused(monkeypatch, capsys, "train", "--resume", "--out", "run", *others)
+    assert "--dataset, --learner, --precision, --set cannot change" in sentence
 
 
 def test_a_run_may_pretrain_and_average(monkeypatch, capsys, tmp_path):
@@ -139,6 +181,16 @@ def test_a_run_is_not_overwritten(monkeypatch, capsys):
         (["train", "--train-way", "-1"], "--train-way must be at least 0"),
         (["train", "--new-classes", "jitter"], "unknown augmentation 'jitter'"),
         (["train", "--average", "1"], "--average is a decay"),
+        (["train", "--label-smoothing", "2"], "--label-smoothing is a share"),
+        (["train", "--weight-decay", "-1"], "--weight-decay must be at least 0"),
+        (["train", "--seconds", "-5"], "--seconds must be at least 0"),
+        (["train", "--set", "vocabulary=5"], "vocabulary follows from the data"),
+        (["train", "--set", "item_shape=5,5,1"], "item_shape follows from the data"),
+        (["train", "--set", "slots=2"], "2 label slots, but tasks have up to 5 classes"),
+        (["train", "--device", "meta"], "computes nothing"),
+        (["bench", "--runs", "0"], "--runs"),
+        (["bench", "--tasks", "0"], "--tasks"),
+        (["episodes", "run", "--seed", "9" * 20], "--seed"),
         (["train", "--learner", "fwcnn-magic"], "fwcnn-hebb"),
         (["train", "--set", "filters"], "name=value"),
         (["train", "--set", "wings=2"], "wings"),
@@ -155,8 +207,9 @@ def test_a_run_is_not_overwritten(monkeypatch, capsys):
         (["demo", "--seconds", "0"], "--seconds must be positive"),
     ],
 )
-def test_mistakes_get_one_sentence(monkeypatch, capsys, arguments, says):
+def test_mistakes_get_one_sentence(monkeypatch, capsys, tmp_path, arguments, says):
     assert says.lower() in refused(monkeypatch, capsys, *arguments).lower()
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
 
 
 @pytest.mark.parametrize(

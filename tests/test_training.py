@@ -51,6 +51,28 @@ def train(learner_settings, train_settings, dataset, **options):
     return training.run(), lines, training
 
 
+def test_asked_to_stop_in_the_last_validation_it_stops_before_the_test_and_keeps_everything(
+    dataset, learner_settings, train_settings, tmp_path
+):
+    settings = replace(train_settings, steps=3, validate_every=10**6)
+    training = Training(learner_settings, settings, dataset, folder=tmp_path)
+    validate = training._validate
+
+    def interrupted() -> None:
+        assert checkpoint.load(tmp_path / CHECKPOINT).counters["step"] == 3  # a second Ctrl-C would lose nothing
+        os.kill(os.getpid(), signal.SIGINT)
+        validate()
+
+    training._validate = interrupted
+    outcome = training.run()
+    assert outcome.interrupted
+    assert outcome.test is None
+    again = resume(tmp_path, dataset)
+    outcome = again.run()
+    assert outcome.test is not None
+    assert outcome.counters.step == outcome.counters.validated_step == 3
+
+
 def test_training_learns_and_tests_the_best_weights_once(dataset, learner_settings, train_settings):
     settings = replace(train_settings, steps=250, validate_every=400, learning_rate=5e-3)
     outcome, lines, _ = train(learner_settings, settings, dataset)

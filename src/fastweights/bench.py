@@ -25,7 +25,7 @@ from rich.table import Table
 from fastweights.data.items import Items, TextItems
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
-from fastweights.files import replacing
+from fastweights.files import read_text, replacing
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import KeyLearner
 from fastweights.objectives import MetaObjective, score
@@ -289,14 +289,14 @@ def time_peers(job: Job, device: torch.device, runs: int, say: Callable[[str], N
 
 def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Add lines to a JSONL record, whole or not at all."""
-    former = path.read_text() if path.exists() else ""
+    former = read_text(path) if path.exists() else ""
     with replacing(path) as draft:
         draft.write_text(former + "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a record."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in read_text(path).splitlines()]
 
 
 def table(lines: Sequence[dict[str, Any]]) -> Table:

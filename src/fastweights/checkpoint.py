@@ -73,7 +73,9 @@ def load(path: Path | str) -> Saved:
         learner = LearnerSettings.from_json(header["learner"])
         training = TrainSettings.from_json(header["training"])
         return Saved(path, learner, training, header["counters"], tensors)
-    except (KeyError, ValueError, TypeError) as error:
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} has a damaged header ({error!r}); restore it from a copy or train again.") from None
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from typer.core import TyperGroup
 
 from fastweights import checkpoint
 from fastweights.data import Dataset, load
@@ -30,7 +31,23 @@ from fastweights.presets import describe_presets, parse_overrides, preset
 from fastweights.settings import TrainSettings
 from fastweights.training import CHECKPOINT, LOG, MODEL, Outcome, Training, resume
 
+
+class Interrupted(Exception):
+    """Ctrl-C where nothing was listening for it."""
+
+
+class Commands(TyperGroup):
+    """Typer turns Ctrl-C into an exit without a word; here it reaches `main`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Learning from one example with Hebbian fast weights.",
     no_args_is_help=True,
     add_completion=False,
@@ -42,7 +59,9 @@ app.command()(experiments.reproduce)
 app.command()(experiments.search)
 app.command()(experiments.report)
 console = Console()
-DatasetOption = Annotated[str, typer.Option(help="Name of the dataset, or a folder with a subfolder per class.")]
+DatasetOption = Annotated[
+    str | None, typer.Option(help="Name of the dataset, or a folder with a subfolder per class. (default: strokes)")
+]
 VariantOption = Annotated[str, typer.Option(help="Which split or protocol, where the dataset has several.")]
 RootOption = Annotated[
     Path | None, typer.Option(help="Where datasets lie. (default: $FASTWEIGHTS_DATA or the user's cache)")
@@ -58,10 +77,10 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto:
 
 @app.command()
 def train(
-    dataset: DatasetOption = "strokes",
+    dataset: DatasetOption = None,
     variant: VariantOption = "",
     data_root: RootOption = None,
-    learner: Annotated[str, typer.Option(help="A preset; see fastweights models.")] = "fwcnn-hebb",
+    learner: Annotated[str | None, typer.Option(help="A preset; see fastweights models. (default: fwcnn-hebb)")] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting of the learner: --set filters=32. Repeatable.")
     ] = None,
@@ -154,12 +173,15 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     ranks, where = join(find_device(device))
     if resume_run:
+        others = {"dataset": dataset, "variant": variant, "learner": learner, "placement": placement}
+        others |= {"set": " ".join(change or []), "precision": "" if precision == "auto" else precision}
+        given |= {name: value for name, value in others.items() if value}
         training = _resumed(out, data_root, where, ranks, given)
     else:
         given["precision"] = choose_precision(precision, where)
-        data = load_dataset(dataset, data_root, variant)
+        data = load_dataset("strokes" if dataset is None else dataset, data_root, variant)
         changes = [*(change or []), *([f"placement={placement}"] if placement else [])]
-        training = _fresh(data, learner, changes, where, ranks, out, given)
+        training = _fresh(data, learner or "fwcnn-hebb", changes, where, ranks, out, given)
     assert training.folder is not None
     training.sinks = open_sinks(training.folder, training.counters.step) if ranks.first else []
     try:
@@ -221,7 +243,7 @@ def _resumed(
 def _report(training: Training, outcome: Outcome) -> None:
     folder, counters, s = training.folder, outcome.counters, training.settings
     if outcome.test is None:
-        console.print(f"Stopped at step {counters.step:,}; go on with: fastweights train --resume --out {folder}")
+        say(f"Stopped at step {counters.step:,}; go on with: fastweights train --resume --out {folder}")
         raise typer.Exit(130)
     validated = f"{100 * counters.best_accuracy:.2f} % at step {counters.best_step:,}"
     seen = f"Last validation accuracy {validated}, of classes trained on."
@@ -230,7 +252,7 @@ def _report(training: Training, outcome: Outcome) -> None:
         f"Test: [bold]{outcome.test}[/bold] over {s.test_tasks:,} tasks, {s.way}-way {s.shot}-shot "
         f"(chance {100 / s.way:.1f} %){transduction(training.learner)}."
     )
-    console.print(f"Model: {folder}/{MODEL}", highlight=False)
+    say(f"Model: {folder}/{MODEL}")
 
 
 @app.command()
@@ -264,8 +286,9 @@ def evaluate(
         number_format = choose_precision(precision, where)
         result = run_evaluation(learner, data.splits[split].to(where), questions, number_format, advance)
     console.print(
-        f"[bold]{result}[/bold] over {tasks:,} tasks of {data.full_name} {split}, {questions.sampler.way}-way "
-        f"{questions.sampler.shot}-shot (chance {100 / questions.sampler.way:.1f} %){transduction(learner)}"
+        f"[bold]{result}[/bold] over {tasks:,} tasks of {escape(data.full_name)} {split}, {questions.sampler.way}-way "
+        f"{questions.sampler.shot}-shot (chance {100 / questions.sampler.way:.1f} %){transduction(learner)}",
+        soft_wrap=True,
     )
 
 
@@ -283,7 +306,7 @@ def episodes(
     shot: ShotOption = None,
     queries: Annotated[int | None, typer.Option(help="Questions per class. (default: 3; 1 for text)")] = None,
     tasks: Annotated[int, typer.Option(help="Tasks to draw.")] = 1,
-    seed: Annotated[int, typer.Option(help="Which tasks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Which tasks.")] = 0,
 ) -> None:
     """Draw tasks being solved: what was shown, what was asked, what the memory returned, what was answered.
 
@@ -307,7 +330,7 @@ def episodes(
             continue
         path = out if i == 0 else out.with_stem(f"{out.stem}-{i + 1}")
         share = draw_task(learner, episode[i : i + 1], path, f"{data.full_name}, {sampler.way}-way {sampler.shot}-shot")
-        console.print(f"{path}: {100 * share:.0f} % right", highlight=False)
+        say(f"{path}: {100 * share:.0f} % right")
 
 
 @app.command()
@@ -341,9 +364,9 @@ def bench(
     way: Annotated[int, typer.Option(help="Classes in a task.")] = 5,
     shot: Annotated[int, typer.Option(help="Examples of each class.")] = 1,
     queries: Annotated[int, typer.Option(help="Questions per class.")] = 15,
-    tasks: Annotated[int, typer.Option(help="Tasks in a step or a batch.")] = 64,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks in a step or a batch.")] = 64,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting of the learners.")] = None,
-    runs: Annotated[int, typer.Option(help="Runs of each measurement, for the spread.")] = 5,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each measurement, for the spread.")] = 5,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     out: Annotated[Path, typer.Option(help="The record to append to.")] = Path("results/bench.jsonl"),
@@ -367,10 +390,15 @@ def bench(
         benchmark.append(out, others)
         lines += others
     console.print(benchmark.table(lines))
-    console.print(f"Appended to {out}", highlight=False)
+    say(f"Appended to {out}")
     if figure is not None:
         benchmark.draw(lines, figure)
-        console.print(f"Drawn to {figure}", highlight=False)
+        say(f"Drawn to {figure}")
+
+
+def say(sentence: str) -> None:
+    """Print words with paths in them: as they are, and in one piece."""
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def find_device(name: str) -> torch.device:
@@ -381,6 +409,8 @@ def find_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {name} is not available here ({str(error).splitlines()[0]}).") from None
+    if device.type == "meta":
+        raise UserError("--device meta computes nothing; name cpu or cuda.")
     return device
 
 
@@ -416,6 +446,11 @@ def transduction(learner: Learner) -> str:
 
 
 def check_items(saved: checkpoint.Saved, data: Dataset) -> None:
+    if data.vocabulary and saved.learner.vocabulary and saved.training.data_hash not in ("", data.content_hash):
+        raise UserError(
+            f"{saved.path} knows the words of {saved.training.dataset} as it was, and {data.full_name} may number its "
+            "words otherwise; a model of text is evaluated on the data it was trained on."
+        )
     ours, theirs = saved.learner.item_shape, data.item_shape
     if ours != theirs or saved.learner.vocabulary != data.vocabulary:
         words = f" and {saved.learner.vocabulary} words, but" if ours == theirs else ", but"
@@ -447,7 +482,7 @@ def main() -> None:
         sys.exit(app(standalone_mode=False) or 0)
     except (UserError, OSError) as error:
         _fail(str(error), 2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         _fail("interrupted.", 130)
     except Exception as error:
         if not hasattr(error, "format_message"):

@@ -15,13 +15,14 @@ from fastweights import checkpoint
 from fastweights.data import strokes
 from fastweights.data.items import Dataset
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
+from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
 from fastweights.learners.base import Learner
 from fastweights.learners.pixels import PixelNearestNeighbour
 from fastweights.logs import JsonlLog, ProgressBar
 from fastweights.pictures import draw_task
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.training import LOG, MODEL, Training
+from fastweights.training import CHECKPOINT, LOG, MODEL, Training
 
 LEARNER = LearnerSettings(item_shape=(28, 28, 1), filters=32, label_noise=0.01)
 """The paper's fwCNN (Hebb), narrowed so that two cores get through enough tasks."""
@@ -40,6 +41,7 @@ PICTURE = "task.png"
 
 def run(console: Console, folder: Path, seconds: float, root: Path | None = None) -> Evaluation:
     """Make the data, meta-train, test on unseen classes, draw a picture, say what it means."""
+    _check_folder(folder)
     dataset = _make_dataset(console, root)
     settings = replace(TRAINING, seconds=seconds)
     console.print(
@@ -59,6 +61,15 @@ def run(console: Console, folder: Path, seconds: float, root: Path | None = None
     _draw_picture(dataset, learner, settings, folder / PICTURE)
     _report(console, dataset, settings, outcome.test, pixels, folder)
     return outcome.test
+
+
+def _check_folder(folder: Path) -> None:
+    """An earlier demo may be overwritten, another run may not."""
+    if not (folder / CHECKPOINT).exists():
+        return
+    saved = checkpoint.load(folder / CHECKPOINT)
+    if (saved.learner, saved.training.steps, saved.training.queries) != (LEARNER, TRAINING.steps, TRAINING.queries):
+        raise UserError(f"{folder} already holds a run that is no demo; choose another --out.")
 
 
 def _make_dataset(console: Console, root: Path | None) -> Dataset:
@@ -90,7 +101,7 @@ def _report(
     table.add_row("nearest neighbour on pixels", str(pixels))
     table.add_row("[bold]fast weights (Hebb)[/bold]", f"[bold]{ours}[/bold]")
     console.print(table)
-    console.print(f"Model    {folder / MODEL}\nPicture  {folder / PICTURE}\n")
+    console.print(f"Model    {folder / MODEL}\nPicture  {folder / PICTURE}\n", markup=False, soft_wrap=True)
     command = "fastweights" if shutil.which("fastweights") else os.path.relpath(sys.argv[0])
     console.print(
         "Try next:\n"
@@ -98,4 +109,6 @@ def _report(
         f"  {command} evaluate {folder} --shot 5                 five examples of each class\n"
         f"  {command} models                                 the other systems there are",
         highlight=False,
+        markup=False,
+        soft_wrap=True,
     )

@@ -1,9 +1,11 @@
-"""Writing files so that they are there whole or not at all."""
+"""Writing files so that they are there whole or not at all, and reading texts that somebody may have damaged."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from fastweights.errors import UserError
 
 _UMASK = os.umask(0)
 os.umask(_UMASK)
@@ -25,3 +27,11 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def read_text(path: Path) -> str:
+    """What a file of text holds; one sentence where it is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason}, byte {error.start}); restore the file.") from None

@@ -14,7 +14,7 @@ import torch
 
 from fastweights.errors import UserError
 from fastweights.learners import build_learner
-from fastweights.settings import LearnerSettings
+from fastweights.settings import KINDS, LearnerSettings, is_of
 
 
 @dataclass(frozen=True)
@@ -98,31 +98,19 @@ def _encoder(name: str) -> str:
     return str(PRESETS[name].settings.get("encoder", LearnerSettings.encoder))
 
 
+OF_THE_DATA = ("item_shape", "vocabulary")
+
+
 def check_overrides(overrides: Mapping[str, Any]) -> None:
     """Refuse settings that do not exist and values of the wrong type."""
-    types = {field.name: field.type for field in fields(LearnerSettings)}
+    types = {field.name: field.type for field in fields(LearnerSettings) if field.name not in OF_THE_DATA}
     for name, value in overrides.items():
+        if name in OF_THE_DATA:
+            raise UserError(f"the setting {name} follows from the data and cannot be changed.")
         if name not in types:
             raise UserError(f"there is no setting {name!r} of a model; there are {', '.join(types)}.")
-        if not _is_of(value, types[name]):
-            raise UserError(f"the setting {name} wants {_KINDS[types[name]]}, not {value!r}.")
-
-
-_KINDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a word",
-    tuple[int, ...]: "whole numbers separated by commas",
-}
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    if kind == tuple[int, ...]:
-        return isinstance(value, tuple) and len(value) > 0 and all(type(number) is int for number in value)
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is kind
+        if not is_of(value, types[name]):
+            raise UserError(f"the setting {name} wants {KINDS[types[name]]}, not {value!r}.")
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:

@@ -13,11 +13,37 @@ class _Settings:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
+        kinds = {field.name: field.type for field in fields(cls)}
+        unknown = sorted(set(values) - set(kinds))
         if unknown:
             raise UserError(f"unknown settings {', '.join(unknown)}; was this file written by a newer version?")
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        settings = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        for name, value in settings.items():
+            if not is_of(value, kinds[name]):
+                raise UserError(f"the setting {name} wants {KINDS[kinds[name]]}, not {value!r}.")
+        return cls(**settings)
+
+
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+    tuple[int, ...]: "whole numbers separated by commas",
+    tuple[str, ...]: "words separated by commas",
+}
+"""What a setting may be, in words."""
+
+
+def is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of a setting's type."""
+    if kind == tuple[int, ...]:
+        return isinstance(value, tuple) and len(value) > 0 and all(type(number) is int for number in value)
+    if kind == tuple[str, ...]:
+        return isinstance(value, tuple) and all(type(word) is str for word in value)
+    if kind is float:
+        return type(value) in (int, float)
+    return type(value) is kind
 
 
 @dataclass(frozen=True)

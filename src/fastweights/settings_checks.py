@@ -43,5 +43,15 @@ def check_training(settings: TrainSettings) -> None:
         raise UserError(f"--pretrain-steps must be at least 0, not {settings.pretrain_steps}.")
     if not 0 <= settings.average < 1:
         raise UserError(f"--average is a decay from 0 up to, but not including, 1; not {settings.average}.")
+    for name in ("seconds", "weight_decay", "pretrain_weight_decay"):
+        if not 0 <= getattr(settings, name) < math.inf:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(settings, name)}.")
+    for name in ("label_smoothing", "pretrain_label_smoothing"):
+        if not 0 <= getattr(settings, name) <= 1:
+            raise UserError(f"--{name.replace('_', '-')} is a share from 0 to 1, not {getattr(settings, name)}.")
+    if settings.pretrain_batch < 1:
+        raise UserError(f"pretrain_batch must be at least 1, not {settings.pretrain_batch}.")
+    if not 0 < settings.pretrain_learning_rate < math.inf:
+        raise UserError(f"pretrain_learning_rate must be positive, not {settings.pretrain_learning_rate}.")
     if not 0 < settings.learning_rate < math.inf:
         raise UserError(f"--learning-rate must be positive, not {settings.learning_rate}.")

@@ -74,6 +74,11 @@ class Training:
         shelf: Shelf | None = None,
     ) -> None:
         check_training(settings)
+        if learner_settings.slots < settings.slots:
+            raise UserError(
+                f"the model has {learner_settings.slots} label slots, but tasks have up to {settings.slots} classes; "
+                "give it as many slots."
+            )
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
         self.learner_settings, self.settings, self.dataset = learner_settings, settings, dataset
         self.folder, self.sinks, self.checkpoint_seconds = folder, list(sinks), checkpoint_seconds
@@ -180,11 +185,13 @@ class Training:
             if self.counters.step == 0 and not self._stop:
                 self._scale_keys()
             self._loop()
-        if self.counters.step > self._logged_step:
-            self._log()
-        if not self._stop and self.counters.validated_step < self.counters.step:
-            self._validate()
-        self.save()
+            if self.counters.step > self._logged_step:
+                self._log()
+            self.save()
+            if not self._stop and self.counters.validated_step < self.counters.step:
+                self._validate()
+                self.save()
+            self._stop = bool(self.ranks.largest(float(self._stop or self.request.asked), self.device))
         return Outcome(self.counters, self._stop, self._test() if test and not self._stop else None)
 
     def pretrain(self) -> None:

@@ -59,6 +59,7 @@ def test_counts_survive_packing():
         ({"experiment": "ptb-5way-1shot-all"}, "'protocol'"),
         ({"protocol": "pooled"}, "'protocol'"),
         ({"config": []}, "'config'"),
+        ({"config": {"training": None}}, "'config' holds None for training"),
         ({"commit": ""}, "'commit' is empty"),
         ({"test_tasks": 1}, "'test_tasks'"),
         ({"train_seconds": -1.0}, "'train_seconds' is negative"),
@@ -74,6 +75,9 @@ def test_broken_lines_are_named(tmp_path, change, complaint):
 
 def test_lines_that_are_no_json_or_lack_a_field_are_named(tmp_path):
     path = tmp_path / "runs.jsonl"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"runs\.jsonl is not UTF-8 text"):
+        ledger.read(path)
     path.write_text("{\n")
     with pytest.raises(UserError, match="line 1"):
         ledger.read(path)

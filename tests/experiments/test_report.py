@@ -59,7 +59,14 @@ def test_one_seed_shows_the_interval_of_its_tasks_and_several_their_deviation():
     assert both.command == "fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb --recipe best --seeds 2"
 
 
+def test_a_ledger_that_is_not_there_is_no_empty_one(tmp_path):
+    with pytest.raises(UserError, match=r"run\.jsonl does not exist"):
+        report.write(tmp_path / "new" / "run.jsonl")
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_empty_ledger_still_gives_a_report(tmp_path):
+    (tmp_path / "runs.jsonl").touch()
     readme, page = report.write(tmp_path / "runs.jsonl")
     text = readme.read_text()
     assert "50.21 ± 0.37<br>not yet run" in text
@@ -169,6 +176,11 @@ def test_on_the_command_line(tmp_path, monkeypatch, capsys, dataset):
     weights = build_learner(settings).state_dict()
     checkpoint.save(tmp_path / "model.safetensors", {"best": weights}, settings, TrainSettings(queries=3), {})
     monkeypatch.setattr("fastweights.data.load", lambda *arguments: dataset)
+    assert call(monkeypatch, "report", "--model", "model.safetensors") == 2
+    assert "results/runs.jsonl does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "runs.jsonl").touch()
     assert call(monkeypatch, "report", "--model", "model.safetensors") == 0
     assert (tmp_path / "results" / "task-pca.svg").exists()
     assert "One task in the memory" in (tmp_path / "results" / "README.md").read_text()

@@ -60,6 +60,16 @@ def test_validation_on_classes_trained_on_is_not_passed_off_as_validation(
     assert "% (of classes trained on)," in said[-1]
 
 
+def test_a_bar_is_not_begun_for_what_cannot_be_trained(small_benchmarks, tmp_path, place):
+    begun = []
+    wrong = Run("omniglot-5way-1shot", "lstm-fwmlp-hebb")
+    summary = reproduce.reproduce(
+        [wrong], tmp_path / "runs.jsonl", place, math.inf, lambda sentence: None, lambda run: begun.append(run) or []
+    )
+    assert len(summary.failed) == 1
+    assert begun == []
+
+
 def test_nothing_is_run_twice(small_benchmarks, tmp_path, place):
     go([RUN], tmp_path, place)
     before = (tmp_path / "runs.jsonl").read_bytes()

@@ -127,6 +127,7 @@ def test_a_recipe_that_trains_on_validation_classes_is_searched_without(small_be
 def test_the_report_shows_what_was_compared(small_benchmarks, tmp_path, place):
     listed = candidates(tmp_path, {"name": "shifted drawings", "cell": CELL, "training": {"augment": ["crop"]}})
     search.search(listed, tmp_path / "search.jsonl", place, lambda sentence: None)
+    (tmp_path / "runs.jsonl").touch()
     shown = to_markdown(contents(read_results(tmp_path / "runs.jsonl")))
     assert "shifted drawings | augment crop" in shown
 
@@ -137,7 +138,21 @@ def test_the_report_shows_what_was_compared(small_benchmarks, tmp_path, place):
         ("nonsense", "no list of configurations"),
         ('[{"name": "x"}]', "no list of configurations"),
         ('[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"stepz": 1}}]', "no setting 'stepz'"),
-        ('[{"name": "x", "cell": "omniglot-5way-1shot/nothing"}]', "no model 'nothing'"),
+        ('[{"name": "x", "cell": "omniglot-5way-1shot/nothing"}]', "candidates.json: .*no model 'nothing'"),
+        ('[{"name": "x", "cell": 5}]', "5 should be a word"),
+        ('[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "seed": "a"}]', "'a' should be a whole number"),
+        (
+            '[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"steps": "many"}}]',
+            "candidates.json: x: the setting steps wants a whole number",
+        ),
+        (
+            '[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "learner": {"filters": "many"}}]',
+            "x: the setting filters wants a whole number",
+        ),
+        (
+            '[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"schedule": "cosin"}}]',
+            "x: unknown schedule 'cosin'",
+        ),
     ],
 )
 def test_wrong_files_are_refused(tmp_path, text, why):
@@ -145,6 +160,32 @@ def test_wrong_files_are_refused(tmp_path, text, why):
     path.write_text(text)
     with pytest.raises(UserError, match=why):
         search.read_candidates(path)
+
+
+def test_what_is_on_record_is_not_tried_again(small_benchmarks, tmp_path, place):
+    entry = {"name": "shifted drawings", "cell": CELL, "training": {"augment": ["crop"]}}
+    record, said = tmp_path / "search.jsonl", []
+    for entries in ((entry,), (entry, {**entry, "seed": 1})):
+        assert search.search(candidates(tmp_path, *entries), record, place, said.append) == len(entries)
+    assert [tried.seed for tried in search.read(record)] == [0, 1]
+    assert "already" in said[1]
+
+
+@pytest.mark.parametrize("damage", [{"val_accuracy": None}, {"seed": "0"}, {"name": 5}, {"new": 1}])
+def test_a_damaged_record_is_refused(small_benchmarks, tmp_path, place, damage):
+    record = tmp_path / "search.jsonl"
+    search.search(candidates(tmp_path, {"name": "as it is", "cell": CELL}), record, place, lambda sentence: None)
+    record.write_text(json.dumps({**json.loads(record.read_text()), **damage}) + "\n")
+    with pytest.raises(UserError, match=r"search\.jsonl is damaged"):
+        search.read(record)
+
+
+def test_a_bar_is_not_begun_for_what_cannot_be_trained(small_benchmarks, tmp_path, place):
+    listed = candidates(tmp_path, {"name": "too wide", "cell": CELL, "training": {"train_way": 500}})
+    begun = []
+    with pytest.raises(UserError):
+        search.search(listed, tmp_path / "s.jsonl", place, lambda sentence: None, lambda one: begun.append(one) or [])
+    assert begun == []
 
 
 def test_on_the_command_line(small_benchmarks, tmp_path, monkeypatch, capsys):

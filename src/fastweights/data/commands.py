@@ -103,7 +103,7 @@ def show(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where the contact sheet goes (PNG).")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks to print (text).")] = 2,
     shot: Annotated[int, typer.Option(min=1, help="Examples of each class (text).")] = 1,
-    seed: Annotated[int, typer.Option(help="Another seed shows other items.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another seed shows other items.")] = 0,
     variant: Variant = "",
     data_root: Root = None,
 ) -> None:

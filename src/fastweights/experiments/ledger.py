@@ -18,7 +18,7 @@ import numpy as np
 from fastweights.errors import UserError
 from fastweights.experiments.recipes import RECIPES, VARIANTS, changes_of
 from fastweights.experiments.tables import PROTOCOLS, parse_experiment
-from fastweights.files import replacing
+from fastweights.files import read_text, replacing
 from fastweights.presets import PRESETS
 
 
@@ -119,6 +119,9 @@ class Line(_Record):
         for name in ("test_ci95", "train_tasks", "train_seconds", "tasks_per_second"):
             if getattr(self, name) < 0:
                 raise ValueError(f"the field {name!r} is negative")
+        for part in ("learner", "training"):
+            if not isinstance(self.config.get(part, {}), dict):
+                raise ValueError(f"the field 'config' holds {self.config[part]!r} for {part}")
         if self.test_tasks < 2:
             raise ValueError(f"the field 'test_tasks' holds {self.test_tasks}")
         for name in ("device", "torch", "commit", "data_hash"):
@@ -183,7 +186,7 @@ def _read(path: Path, kind: type[Any]) -> list[Any]:
     if not path.exists():
         return []
     records: dict[tuple[Any, ...], Any] = {}
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(read_text(path).splitlines(), 1):
         try:
             record = kind.from_json(json.loads(text))
         except (ValueError, UserError) as error:
@@ -237,7 +240,7 @@ def retired_path(ledger: Path) -> Path:
 
 def _retired_texts(ledger: Path) -> list[str]:
     path = retired_path(ledger)
-    return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return read_text(path).splitlines(keepends=True) if path.exists() else []
 
 
 def retire(ledger: Path, retired: Sequence[Line]) -> Path:

@@ -10,7 +10,7 @@ from fastweights.experiments import figures, ledger, search
 from fastweights.experiments.compare import by_group
 from fastweights.experiments.contents import Results, contents, summary
 from fastweights.experiments.pages import to_html, to_markdown
-from fastweights.files import replacing
+from fastweights.files import read_text, replacing
 
 README, PAGE, NOTES, PCA = "README.md", "report.html", "notes.md", "task-pca.svg"
 """What lies beside the ledger: two forms of the report, what is written by hand, and one drawing."""
@@ -19,11 +19,18 @@ BEGIN, END = "<!-- table: written by fastweights report -->", "<!-- end of table
 
 
 def read_results(ledger_path: Path) -> Results:
+    _require(ledger_path)
     lines = ledger.read(ledger_path)
     beside = {name: ledger_path.parent / name for name in (NOTES, PCA)}
-    texts = {name: path.read_text(encoding="utf-8") if path.exists() else "" for name, path in beside.items()}
+    texts = {name: read_text(path) if path.exists() else "" for name, path in beside.items()}
     tried = tuple(search.read(ledger_path.parent / search.SEARCH))
     return Results(tuple(lines), by_group(lines), ledger.read_details(ledger_path), texts[NOTES], texts[PCA], tried)
+
+
+def _require(ledger_path: Path) -> None:
+    """A report of a ledger whose name was misspelt would put "not yet run" in the place of every number."""
+    if not ledger_path.exists():
+        raise UserError(f"{ledger_path} does not exist; name the ledger, or begin one with fastweights reproduce.")
 
 
 def write(ledger_path: Path) -> tuple[Path, ...]:
@@ -48,7 +55,7 @@ def check(ledger_path: Path) -> None:
         raise UserError(f"{readme} does not exist; write it with fastweights report.")
     results = read_results(ledger_path)
     for path, text in {readme: to_markdown(contents(results)), **front_page(ledger_path, results)}.items():
-        found, right = path.read_text(encoding="utf-8").splitlines(), text.splitlines()
+        found, right = read_text(path).splitlines(), text.splitlines()
         if found != right:
             pairs = zip(found, right, strict=False)
             line = next((n for n, (a, b) in enumerate(pairs, 1) if a != b), min(len(found), len(right)) + 1)
@@ -60,7 +67,7 @@ def check(ledger_path: Path) -> None:
 def front_page(ledger_path: Path, results: Results) -> dict[Path, str]:
     """The README above the ledger's folder, with our numbers between its marks; empty where none has such marks."""
     path = ledger_path.resolve().parent.parent / README
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_text(path) if path.exists() else ""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     return {path: f"{before}{begin}\n\n{to_markdown([summary(results)])}\n{end}{after}"} if end else {}
@@ -75,6 +82,7 @@ def draw_pca(model: Path, ledger_path: Path, data_root: Path | None) -> Path:
     from fastweights.episodes import EpisodeSampler
     from fastweights.training import MODEL
 
+    _require(ledger_path)
     learner, saved = checkpoint.load_learner(model / MODEL if model.is_dir() else model)
     s = saved.training
     dataset = load(s.dataset, data_root, s.variant)

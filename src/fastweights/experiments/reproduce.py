@@ -109,7 +109,7 @@ def reproduce(
             break
         try:
             dataset = dataset_of(run, place, dataset, progress)
-            results = carry_out(run, dataset, place, deadline, say, sinks(run))
+            results = carry_out(run, dataset, place, deadline, say, sinks)
         except UserError as error:  # a loss that is no number, say: no reason to leave the other runs undone
             failed.append(f"{run}: {error}")
             say(failed[-1])
@@ -141,12 +141,17 @@ def dataset_of(run: Run, place: Place, former: Dataset | None, progress: Report 
 
 
 def carry_out(
-    run: Run, dataset: Dataset, place: Place, deadline: float, say: Callable[[str], None], sinks: Sequence[Sink] = ()
+    run: Run,
+    dataset: Dataset,
+    place: Place,
+    deadline: float,
+    say: Callable[[str], None],
+    sinks: Callable[[Run], list[Sink]],
 ) -> list[tuple[Line, Details]] | None:
     """Train, go on training, and test; None where the time was up before the end."""
     folder = place.folder / run.folder
     training = _begin_or_go_on(run, dataset, place, folder, say)
-    with _logged(training, folder, sinks):
+    with _logged(training, folder, sinks(run)):
         outcome = training.run(deadline)
     if outcome.test is None:
         say(f"{run}: stopped at step {outcome.counters.step:,} of {training.settings.steps:,}")

@@ -20,12 +20,14 @@ from fastweights.data.progress import Report
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate
 from fastweights.experiments.plan import Run, parse_cell
+from fastweights.experiments.recipes import changes_of
 from fastweights.experiments.reproduce import Place, dataset_of, settings_of
 from fastweights.experiments.tables import PROTOCOLS
-from fastweights.files import replacing
+from fastweights.files import read_text, replacing
 from fastweights.learners import Prototypical
 from fastweights.logs import JsonlLog, Sink
-from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.settings import KINDS, LearnerSettings, TrainSettings, is_of
+from fastweights.settings_checks import check_training
 from fastweights.training import LOG, Training
 
 SEARCH = "search.jsonl"
@@ -79,11 +81,26 @@ def read_candidates(path: Path) -> list[Candidate]:
     """A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}; also "protocol" and "seed"."""
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))
-        return [_candidate(**entry) for entry in listed]
+        candidates = [_candidate(**entry) for entry in listed]
+        for candidate in candidates:
+            _check(candidate)
     except OSError:
         raise UserError(f"{path} cannot be read; name a JSON file of configurations.") from None
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is no list of configurations ({error}); see fastweights search --help.") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return candidates
+
+
+def _check(candidate: Candidate) -> None:
+    """What can be said of a candidate before there are data: now, rather than after the training of those before it."""
+    best = changes_of("best", candidate.run.training, candidate.run.learner, candidate.run.variant)
+    try:
+        check_training(TrainSettings.from_json({**best.training, **candidate.training}))
+        LearnerSettings.from_json({**best.learner, **candidate.learner})
+    except UserError as error:
+        raise UserError(f"{candidate.name}: {error}") from None
 
 
 def _candidate(
@@ -94,6 +111,11 @@ def _candidate(
     protocol: str = "",
     seed: int = 0,
 ) -> Candidate:
+    for value, wanted in ((name, str), (cell, str), (protocol, str), (seed, int)):
+        if type(value) is not wanted:
+            raise TypeError(f"{value!r} should be {KINDS[wanted]}")
+    if seed < 0:
+        raise ValueError(f"the seed {seed} is negative")
     trained, model, variant = parse_cell(cell)
     protocol = (protocol or PROTOCOLS[0]) if trained.startswith("ptb") else ""
     for values, kind in ((training, TrainSettings), (learner, LearnerSettings)):
@@ -118,9 +140,14 @@ def search(
 ) -> int:
     """Try candidates out and add each to the record as it is done; how many there were."""
     dataset: Dataset | None = None
+    known = {_identity(tried.name, tried.cell, tried.protocol, tried.seed, tried.changes) for tried in read(record)}
     for done, candidate in enumerate(candidates):
+        run, changes = candidate.run, {**candidate.training, **candidate.learner}
+        if _identity(candidate.name, run.cell, run.protocol, run.seed, changes) in known:
+            say(f"{candidate.name} ({run.cell}): is in {record} already")
+            continue
         dataset = dataset_of(candidate.run, place, dataset, progress)
-        tried = try_out(candidate, dataset, place, sinks(candidate))
+        tried = try_out(candidate, dataset, place, sinks)
         if tried is None:
             return done
         append(record, tried)
@@ -133,7 +160,16 @@ def search(
     return len(candidates)
 
 
-def try_out(candidate: Candidate, dataset: Dataset, place: Place, sinks: Sequence[Sink] = ()) -> Tried | None:
+def _identity(name: str, cell: str, protocol: str, seed: int, changes: dict[str, Any]) -> str:
+    return json.dumps([name, cell, protocol, seed, changes], sort_keys=True)
+
+
+def try_out(
+    candidate: Candidate,
+    dataset: Dataset,
+    place: Place,
+    sinks: Callable[[Candidate], list[Sink]] = lambda candidate: [],
+) -> Tried | None:
     """Train a candidate; None where it was interrupted."""
     learner_settings, settings = settings_of(candidate.run, dataset, place.precision)
     settings = replace(settings, **{"train_on_validation": False, **candidate.training})
@@ -145,7 +181,7 @@ def try_out(candidate: Candidate, dataset: Dataset, place: Place, sinks: Sequenc
     shutil.rmtree(folder, ignore_errors=True)
     training = Training(learner_settings, settings, dataset, place.device, folder, shelf=place.shelf)
     log, before = _Log(), None
-    training.sinks = [log, JsonlLog(folder / LOG), *sinks]
+    training.sinks = [log, JsonlLog(folder / LOG), *sinks(candidate)]
     try:
         if settings.pretrain_steps:
             training.pretrain()
@@ -206,12 +242,23 @@ def read(record: Path) -> list[Tried]:
     if not record.exists():
         return []
     try:
-        return [Tried(**json.loads(text)) for text in record.read_text(encoding="utf-8").splitlines()]
+        found = [Tried(**json.loads(text)) for text in read_text(record).splitlines()]
+        for tried in found:
+            _check_types(tried)
+        return found
     except (ValueError, TypeError) as error:
         raise UserError(f"{record} is damaged ({error}); restore it from version control.") from None
 
 
+def _check_types(tried: Tried) -> None:
+    for field in fields(tried):
+        value = getattr(tried, field.name)
+        kind = float if field.name == "pretrained_centroid_accuracy" and value is not None else field.type
+        if kind in (int, str, float) and not is_of(value, kind):
+            raise TypeError(f"{field.name} of {tried.name!r} is {value!r}")
+
+
 def append(record: Path, tried: Tried) -> None:
-    former = record.read_text(encoding="utf-8") if record.exists() else ""
+    former = read_text(record) if record.exists() else ""
     with replacing(record) as draft:
         draft.write_text(former + json.dumps(asdict(tried), ensure_ascii=False) + "\n", encoding="utf-8")
