@@ -163,3 +163,13 @@ def test_a_flat_lattice_bends_nothing(images, mode):
 def test_unknown_names_are_refused():
     with pytest.raises(UserError, match="wobble"):
         check_augmentations(("flip", "wobble"))
+
+
+def test_an_affine_change_shifts_each_way_by_up_to_seven_per_cent():
+    torch.manual_seed(0)
+    identity = torch.eye(2, 3).expand(2000, 2, 3)
+    shifts = GEOMETRY["affine"](identity, 28)[:, :, 2]  # the image is 2 wide
+    assert shifts.abs().max() <= 0.14
+    assert shifts.min() < -0.13
+    assert shifts.max() > 0.13
+    assert shifts.mean(0).abs().max() < 0.01

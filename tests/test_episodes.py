@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import blobs
 
-from fastweights.data.items import Dataset, Items
+from fastweights.data.items import Dataset, Items, TextItems
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
 
@@ -99,3 +99,37 @@ def test_an_episode_can_be_cut_and_mapped():
     brighter = episode.map_x(lambda x: x + 1)
     assert torch.equal(brighter.support_x, episode.support_x + 1)
     assert torch.equal(brighter.query_y, episode.query_y)
+
+
+def shared_sentences(words: int, sentences: int) -> TextItems:
+    """Words that all occur in the same few sentences, each of which holds no other word: tasks soon run out of them."""
+    return TextItems(
+        values=torch.full((sentences, 1), 99),
+        offsets=torch.arange(words + 1) * sentences,
+        names=tuple(map(str, range(words))),
+        sentence_of=torch.arange(sentences).repeat(words),
+        target_of=torch.arange(words, dtype=torch.int32).repeat_interleave(sentences),
+        visible=torch.ones(100, dtype=torch.bool),
+    )
+
+
+def test_where_few_tasks_are_valid_it_goes_on_drawing():
+    items = shared_sentences(words=6, sentences=8)  # 4 of 8 without a repetition: 41 %
+    for _ in range(20):
+        positions = EpisodeSampler(items, 2, 1, 1).positions(30)
+        assert len(positions) == 30
+        assert not items.void(positions).any()
+
+
+def test_tasks_that_do_not_exist_are_refused():
+    with pytest.raises(UserError, match=r"too few tasks of 3 words with 1 \+ 1 sentences"):
+        EpisodeSampler(shared_sentences(words=6, sentences=5), 3, 1, 1).positions(10)
+
+
+def test_where_drawing_again_would_mean_to_wait_it_is_tried_out_once():
+    scarce, plenty = (EpisodeSampler(shared_sentences(6, n), 2, 1, 1) for n in (8, 40))
+    for sampler in (scarce, plenty):
+        sampler._tried_out = False  # as on a GPU
+    with pytest.raises(UserError, match="too few tasks"):
+        scarce.positions(10)
+    assert len(plenty.positions(10)) == 10

@@ -1,5 +1,6 @@
 """Pre-trained encoders are shared by all learners that would have come by the same one, and by no others."""
 
+import copy
 import time
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from fastweights import checkpoint
-from fastweights.pretraining import Shelf, dependencies
+from fastweights.pretraining import Pretraining, Shelf, dependencies
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.training import Training
 
@@ -102,3 +103,25 @@ def test_what_comes_after_does_not_matter():
     after = replace(training, way=20, shot=5, steps=7, learning_rate=1.0, weight_decay=0.5, label_smoothing=0.1)
     above = replace(learner, rule="gradient", slots=20, width=7, placement="truncated")
     assert dependencies(above, after) == dependencies(learner, training)
+
+
+def test_averages_begin_with_the_pretrained_encoder(dataset, learner_settings, pretrained):
+    training = begin(learner_settings, replace(pretrained, average=0.9), dataset)
+    for name, value in training.average.weights().items():
+        assert torch.equal(value, training.learner.state_dict()[name]), name
+
+
+def test_the_head_for_turns_learns_too(dataset, learner_settings, pretrained):
+    settings = replace(pretrained, pretrain_turns=True)
+    training = Training(learner_settings, settings, dataset)
+    work = Pretraining(training.learner, training.head, dataset.splits["train"], training.settings, graph=False)
+    before = {name: copy.deepcopy(module.state_dict()) for name, module in work.modules.items()}
+    work.take_step(0, 0.0)
+    assert set(before) == {"encoder", "head", "turns"}
+    for name, module in work.modules.items():
+        assert any(not torch.equal(before[name][key], parameter) for key, parameter in module.named_parameters()), name
+
+
+def test_the_encoder_of_maml_is_not_shared(dataset, pretrained):
+    ours, theirs = (dependencies(LearnerSettings(system=system), pretrained) for system in ("fast-weights", "maml"))
+    assert ours != theirs

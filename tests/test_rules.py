@@ -186,3 +186,13 @@ def test_mapping_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_mlp_of_the_gradient_rule_has_the_papers_size() -> None:
     assert sum(p.numel() for p in Gradient().parameters()) == (1 * 40 + 40) + (40 * 40 + 40) + (40 + 1)
     assert sum(p.numel() for p in Gradient(preprocessed=True).parameters()) == (2 * 40 + 40) + (40 * 40 + 40) + 41
+
+
+def test_the_optimal_memory_of_long_keys_that_are_alike_is_precise() -> None:
+    keys = 1e4 * torch.nn.functional.normalize(torch.randn(1, 4, 16), dim=-1)
+    keys[:, 3] = keys[:, 2]  # one picture, shown twice
+    labels, penalty = torch.eye(4)[None], torch.tensor(1.01)
+    found = ridge_sums(keys, labels, penalty) @ keys.mT
+    right = ridge_sums(keys.double(), labels.double(), penalty.double()) @ keys.double().mT
+    torch.testing.assert_close(found.double(), right, rtol=0, atol=1e-3)
+    torch.testing.assert_close(found[0, 2:, 2:], torch.full((2, 2), 0.5), rtol=0, atol=1e-3)

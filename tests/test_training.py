@@ -14,9 +14,12 @@ import torch
 from conftest import blobs
 
 from fastweights import checkpoint, objectives
+from fastweights.bench import random_items
+from fastweights.data.items import Dataset
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
 from fastweights.logs import JsonlLog
+from fastweights.settings import LearnerSettings
 from fastweights.steps import Rate, WeightAverage, make_optimizer, set_learning_rate
 from fastweights.training import CHECKPOINT, LOG, MODEL, Training, resume
 
@@ -527,3 +530,45 @@ def test_ctrl_c_saves_and_leaves_cleanly(tmp_path):
     assert process.returncode == 0
     assert checkpoint.load(tmp_path / CHECKPOINT).counters["step"] > 0
     assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, MODEL}
+
+
+def test_a_budget_that_pretraining_used_up_still_gives_the_pretrained_model(
+    dataset, learner_settings, train_settings, tmp_path
+):
+    settings = replace(train_settings, seconds=1e-6, pretrain_steps=3, pretrain_batch=16)
+    training = Training(learner_settings, settings, dataset, folder=tmp_path)
+    untrained = {name: tensor.clone() for name, tensor in training.learner.state_dict().items()}
+    outcome = training.run()
+    assert outcome.counters.step == 0
+    assert outcome.counters.best_accuracy >= 0
+    kept = checkpoint.load(tmp_path / MODEL).section("best")
+    assert any(not torch.equal(kept[name], before) for name, before in untrained.items() if name.startswith("encoder."))
+
+
+def test_before_the_first_validation_the_model_is_what_was_learnt_so_far(
+    dataset, learner_settings, train_settings, tmp_path
+):
+    settings = replace(train_settings, validate_every=10**6, log_every=1)
+    training = Training(learner_settings, settings, dataset, folder=tmp_path)
+    training.sinks = [StopAt(3, training)]
+    assert training.run().interrupted
+    kept = checkpoint.load(tmp_path / MODEL).section("best")
+    for name, tensor in training.learner.state_dict().items():
+        assert torch.equal(kept[name], tensor)
+
+
+def test_a_checkpoint_with_unknown_counters_is_refused(dataset, learner_settings, train_settings, tmp_path):
+    training = Training(learner_settings, train_settings, dataset, folder=tmp_path)
+    training.save()
+    saved = checkpoint.load(tmp_path / CHECKPOINT)
+    with pytest.raises(UserError, match="written by another version"):
+        training.restore(replace(saved, counters={**saved.counters, "moons": 2}))
+
+
+@pytest.mark.parametrize("wish", [{"augment": ("flip",)}, {"new_classes": ("flip",)}, {"pretrain_mixup": True}])
+def test_changes_to_images_are_refused_for_texts(train_settings, wish):
+    items = random_items("ptb", 4, torch.device("cpu"), classes=12)
+    texts = Dataset("words", dict.fromkeys(("train", "val", "test"), items), "words")
+    settings = LearnerSettings(encoder="lstm", item_shape=items.item_shape, vocabulary=texts.vocabulary)
+    with pytest.raises(UserError, match="words holds texts"):
+        Training(settings, replace(train_settings, **wish), texts)

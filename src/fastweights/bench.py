@@ -289,8 +289,8 @@ def time_peers(job: Job, device: torch.device, runs: int, say: Callable[[str], N
 
 def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Add lines to a JSONL record, whole or not at all."""
-    former = read_text(path) if path.exists() else ""
     with replacing(path) as draft:
+        former = read_text(path) if path.exists() else ""
         draft.write_text(former + "".join(json.dumps(line) + "\n" for line in lines))
 
 

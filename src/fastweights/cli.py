@@ -435,6 +435,8 @@ def open_model_and_data(
     s = saved.training
     data = load_dataset(dataset or s.dataset, root, variant or (s.variant if dataset in (None, s.dataset) else ""))
     check_items(saved, data)
+    if data.name == s.dataset and s.data_hash not in ("", data.content_hash):
+        say(f"Note: {data.full_name} is divided otherwise than what the model was trained on: it may know some of it.")
     if split not in data.splits:
         raise UserError(f"{data.full_name} has no split {split!r}; there are {', '.join(data.splits)}.")
     return learner, s, data

@@ -19,6 +19,10 @@ CHUNK = 100
 """Evaluation tasks are drawn this many at a time; changing it changes every evaluation task."""
 SPARE = 16
 """Candidate tasks drawn beyond twice the number wanted, where a dataset may declare some of them void."""
+PATIENCE = 20
+"""How often as many are drawn again, where too few of them are valid."""
+TRIED, SCARCE = 500, 0.6
+"""Tasks tried out where drawing again would mean to wait, and the share of them that has to be valid."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class EpisodeSampler:
         sizes = items.sizes.tolist()
         self._largest_class = max(sizes)
         self._refuse_small_classes(sizes)
+        self._tried_out = items.device.type == "cpu"
 
     def _refuse_small_classes(self, sizes: list[int]) -> None:
         needed = self.shot + self.queries
@@ -74,6 +79,20 @@ class EpisodeSampler:
             f"{listed}{more}; add items, or ask for fewer shots or queries."
         )
 
+    def _try_out(self) -> None:
+        """On a GPU nobody waits to see whether enough of the drawn tasks are valid: so that is tried out once."""
+        self._tried_out = True
+        generator = torch.Generator(self.items.device).manual_seed(0)
+        drawn = self.positions_within(self.draw_classes(TRIED, generator), generator)
+        if int((~self.items.void(drawn)).sum()) < SCARCE * TRIED:
+            raise self._too_scarce()
+
+    def _too_scarce(self) -> UserError:
+        return UserError(
+            f"too few tasks of {self.way} words with {self.shot} + {self.queries} sentences each can be drawn in which "
+            "no sentence serves two words; ask for fewer ways, shots or queries."
+        )
+
     def draw(self, tasks: int, generator: torch.Generator | None = None) -> Episode:
         """Draw tasks on the device of the items."""
         return self.episode(self.positions(tasks, generator))
@@ -82,9 +101,22 @@ class EpisodeSampler:
         """Draw tasks as positions (T, N, K + Q) in the items: distinct classes, distinct items, in random order."""
         if not self.items.has_void_tasks:
             return self.positions_within(self.draw_classes(tasks, generator), generator)
+        if not self._tried_out:
+            self._try_out()
         drawn = self.positions_within(self.draw_classes(2 * tasks + SPARE, generator), generator)
-        valid_first = self.items.void(drawn).to(torch.uint8).argsort(stable=True)
-        return drawn[valid_first[:tasks]]
+        void = self.items.void(drawn)
+        if drawn.device.type == "cpu" and int((~void).sum()) < tasks:
+            return self._go_on_drawing(drawn[~void], tasks, generator)
+        return drawn[void.to(torch.uint8).argsort(stable=True)[:tasks]]
+
+    def _go_on_drawing(self, valid: Tensor, tasks: int, generator: torch.Generator | None) -> Tensor:
+        """More valid tasks for those there are, until they are enough or seem not to exist."""
+        for _ in range(PATIENCE):
+            drawn = self.positions_within(self.draw_classes(2 * tasks + SPARE, generator), generator)
+            valid = torch.cat([valid, drawn[~self.items.void(drawn)]])
+            if len(valid) >= tasks:
+                return valid[:tasks]
+        raise self._too_scarce()
 
     def draw_classes(self, tasks: int, generator: torch.Generator | None = None) -> Tensor:
         """(T, N) distinct classes for each task, in random order."""

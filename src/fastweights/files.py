@@ -1,11 +1,17 @@
 """Writing files so that they are there whole or not at all, and reading texts that somebody may have damaged."""
 
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fastweights.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 _UMASK = os.umask(0)
 os.umask(_UMASK)
@@ -15,18 +21,43 @@ os.umask(_UMASK)
 def replacing(path: Path) -> Iterator[Path]:
     """A draft beside `path` that takes its place once the block has finished and the disk has it.
 
-    The draft's name is fixed, so one left behind by a killed process is overwritten by the next.
+    The draft's name is fixed, so one left behind by a killed process is overwritten by the next; two that are at it at
+    the same time take turns.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
-    try:
-        yield draft
-        draft.chmod(0o666 & ~_UMASK)  # some libraries create files that nobody else may read
-        with draft.open("rb") as written:
-            os.fsync(written.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with taking_turns(path.parent):
+        try:
+            yield draft
+            draft.chmod(0o666 & ~_UMASK)  # some libraries create files that nobody else may read
+            with draft.open("rb") as written:
+                os.fsync(written.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+_HERE = threading.RLock()
+_HELD: set[Path] = set()
+
+
+@contextmanager
+def taking_turns(folder: Path) -> Iterator[None]:
+    """Hold off other processes and threads that want to write in a folder: around reading a file and writing it anew.
+
+    May be nested. Where folders cannot be locked (some network disks, other systems) it is every man for himself.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    with _HERE, ExitStack() as stack:
+        if folder not in _HELD and fcntl is not None:
+            _HELD.add(folder)
+            stack.callback(_HELD.remove, folder)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def read_text(path: Path) -> str:

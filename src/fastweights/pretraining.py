@@ -122,6 +122,8 @@ def dependencies(learner: LearnerSettings, training: TrainSettings) -> dict[str,
         for name, value in training.to_json().items()
         if name in OF_PRETRAINING or name.startswith("pretrain_")
     }
+    if learner.system == "maml":  # its encoder has no running statistics
+        of_encoder["system"] = learner.system
     if training.train_on_validation:  # named where it is so: encoders that were kept before it was known stay valid
         of_training["train_on_validation"] = True
     return {**of_encoder, **of_training}

@@ -98,7 +98,7 @@ class Optimal(Rule):
 
         S = Y' (K K' + p I)^-1 K        (C x D, read like the class sums of Hebb's rule)
 
-    which tends to the pseudo-inverse as p goes to 0; p stays above `FLOOR` so that float32 can solve it. The trace
+    which tends to the pseudo-inverse as p goes to 0; p stays above `FLOOR` so that it can be solved. The trace
     keeps keys and labels as well, since another example changes what all earlier ones weigh.
     Write n^2 D + n^3 / 3 + n C (n + D), read q C (D + E), memory n (D + C) + C D.
     """
@@ -133,10 +133,11 @@ def ridge_sums(keys: Tensor, labels: Tensor, penalty: Tensor) -> Tensor:
     The gram matrix is positive definite, so Cholesky's method serves; unlike `torch.linalg.solve` these calls do not
     wait for the device to report whether they succeeded.
     """
-    gram = keys @ keys.mT + penalty * torch.eye(keys.shape[-2], dtype=keys.dtype, device=keys.device)
+    precise = keys.double()  # beside long keys a penalty is less than float32's rounding
+    gram = precise @ precise.mT + penalty * torch.eye(keys.shape[-2], dtype=torch.float64, device=keys.device)
     lower, _ = torch.linalg.cholesky_ex(gram)
-    halfway = torch.linalg.solve_triangular(lower, labels, upper=False)
-    return torch.linalg.solve_triangular(lower.mT, halfway, upper=True).mT @ keys
+    halfway = torch.linalg.solve_triangular(lower, labels.double(), upper=False)
+    return (torch.linalg.solve_triangular(lower.mT, halfway, upper=True).mT @ precise).to(keys.dtype)
 
 
 class Gradient(Rule):

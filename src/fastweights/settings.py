@@ -145,7 +145,7 @@ class TrainSettings(_Settings):
     """How many of these, the last, are on tasks as validation and test have them, whatever those before were on, and
     without label smoothing."""
     seconds: float = 0.0
-    """Wall-clock budget that ends training early; 0 is none."""
+    """Wall-clock budget that ends training early, pre-training (which it does not cut short) counted; 0 is none."""
     tasks_per_step: int = 4
     """Tasks behind each update."""
     optimizer: str = "adam"

@@ -80,6 +80,8 @@ class Training:
                 "give it as many slots."
             )
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
+        if dataset.vocabulary and (settings.augment or settings.new_classes or settings.pretrain_mixup):
+            raise UserError(f"{dataset.name} holds texts; augment, new_classes and pretrain_mixup are for images.")
         self.learner_settings, self.settings, self.dataset = learner_settings, settings, dataset
         self.folder, self.sinks, self.checkpoint_seconds = folder, list(sinks), checkpoint_seconds
         torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
@@ -171,7 +173,10 @@ class Training:
             self.average.fill(saved.section("average"))
         if self.classifier is not None:
             checkpoint.fill(self.classifier, saved.section("classifier"), saved.path)
-        self.counters = Counters(**saved.counters)
+        try:
+            self.counters = Counters(**saved.counters)
+        except TypeError as error:
+            raise UserError(f"{saved.path} was written by another version ({error}); train anew.") from None
 
     def run(self, deadline: float = math.inf, *, test: bool = True) -> Outcome:
         """Train to the end, then answer the test tasks once with the best weights, unless told not to.
@@ -188,7 +193,7 @@ class Training:
             if self.counters.step > self._logged_step:
                 self._log()
             self.save()
-            if not self._stop and self.counters.validated_step < self.counters.step:
+            if not self._stop and (self.counters.validated_step < self.counters.step or not self._has_validated):
                 self._validate()
                 self.save()
             self._stop = bool(self.ranks.largest(float(self._stop or self.request.asked), self.device))
@@ -283,6 +288,10 @@ class Training:
         asked_to_stop = self.request.asked or time.monotonic() > self._deadline
         self._stop = bool(self.ranks.largest(float(asked_to_stop), self.device))
 
+    @property
+    def _has_validated(self) -> bool:
+        return self.counters.best_accuracy >= 0
+
     def _done(self) -> float:
         """The share of the run that is behind us: by steps or by the clock, whichever is ahead."""
         share = self.counters.step / self.settings.steps
@@ -302,7 +311,7 @@ class Training:
         self._logged_step, self._logged_at = self.counters.step, now
 
     def _validate(self) -> None:
-        candidate = _copy(self.learner.state_dict() if self.average is None else self.average.weights())
+        candidate = self._candidate()
         accuracy = self._evaluate(candidate, "val").accuracy
         self.counters.validated_step = self.counters.step
         if accuracy > self.counters.best_accuracy or self.settings.train_on_validation:
@@ -310,6 +319,10 @@ class Training:
             self.best = candidate
         self._write("validation", accuracy=accuracy, best=self.counters.best_accuracy)
         self._logged_at = time.monotonic()
+
+    def _candidate(self) -> dict[str, Tensor]:
+        """What would be kept if it were the best."""
+        return _copy(self.learner.state_dict() if self.average is None else self.average.weights())
 
     def _test(self) -> Evaluation:
         self._write("testing", tasks=self.settings.test_tasks)
@@ -341,7 +354,7 @@ class Training:
         """Write the checkpoint, and the best model so far as a file of its own."""
         if self.folder is None or not self.ranks.first:
             return
-        weights = {"best": self.best}
+        weights = {"best": self.best if self._has_validated else self._candidate()}
         whole: dict[str, Weights] = {
             **weights,
             "model": self.learner.state_dict(),

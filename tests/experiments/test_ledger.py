@@ -1,12 +1,17 @@
 """The ledger: it only grows, says what is broken, and takes in what another machine wrote."""
 
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastweights.errors import UserError
 from fastweights.experiments import ledger
+from fastweights.files import taking_turns
 
 from .conftest import as_json, made_up
 
@@ -121,3 +126,38 @@ def test_a_broken_file_is_not_merged_at_all(tmp_path):
     assert not here.exists()
     with pytest.raises(UserError, match="does not exist"):
         ledger.merge(here, tmp_path / "nowhere.jsonl")
+
+
+def test_a_retired_line_that_comes_back_is_known(tmp_path):
+    old, new = made_up(), made_up(right=(5, 5, 5, 5))
+    elsewhere, here = tmp_path / "there" / "runs.jsonl", tmp_path / "runs.jsonl"
+    ledger.append(elsewhere, [old[0]], [old[1]])
+    ledger.append(here, [old[0]], [old[1]])
+    ledger.retire(here, [old[0]])
+    ledger.append(here, [new[0]], [new[1]])
+    assert ledger.merge(here, elsewhere) == ledger.Merged(0, 1, ())
+    assert ledger.read(here) == [new[0]]
+
+
+def test_two_processes_take_turns(tmp_path):
+    path, tests = tmp_path / "runs.jsonl", str(Path(__file__).parents[1])
+    code = (
+        f"import sys; sys.path.insert(0, {tests!r})\n"
+        "from pathlib import Path\n"
+        "from experiments.conftest import made_up\n"
+        "from fastweights.experiments import ledger\n"
+        "line, details = made_up(seed=1)\n"
+        "print('ready', flush=True)\n"
+        f"ledger.append(Path({str(path)!r}), [line], [details])\n"
+    )
+    with taking_turns(tmp_path):
+        writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        assert not path.exists()  # held off, before it has read anything
+        line, details = made_up()
+        ledger.append(path, [line], [details])
+    writer.communicate()
+    assert writer.returncode == 0
+    assert {line.seed for line in ledger.read(path)} == {key[-1] for key in ledger.read_details(path)} == {0, 1}
+    assert {path.name for path in tmp_path.iterdir()} == {"runs.jsonl", "runs.details.jsonl"}

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from fastweights.errors import UserError
 from fastweights.experiments import figures, ledger, report
 from fastweights.experiments.compare import Measured, by_group, compare, compare_with_centroid, paired
 from fastweights.experiments.pages import Grid, Heading, Text, from_markdown, to_html, to_markdown
+from fastweights.experiments.recipes import changes_of
 from fastweights.learners import build_learner
 from fastweights.settings import LearnerSettings, TrainSettings
 
@@ -237,3 +238,18 @@ def test_the_front_page_has_the_numbers_between_its_marks(tmp_path):
     assert "old" not in text
     report.write(path)
     assert front.read_text() == text
+
+
+def test_runs_on_other_data_are_not_compared_task_by_task():
+    (first, of_first), (second, of_second) = made_up(), made_up(learner="fwcnn-gradient")
+    details = {of_first.key: of_first, of_second.key: of_second}
+    assert compare(Measured((first,)), Measured((second,)), details) is not None
+    assert compare(Measured((first,)), Measured((replace(second, data_hash="other"),)), details) is None
+
+
+def test_a_setting_that_a_recipe_no_longer_has_is_noticed():
+    training = asdict(TrainSettings()) | changes_of("best", "mini-imagenet-5way-1shot", "fwcnn-hebb").training
+    line = replace(made_up()[0], config={"learner": {}, "training": training})
+    assert ledger.follows_recipe(line)
+    stale = replace(line, config={"learner": {}, "training": {**training, "classify": 0.5}})
+    assert not ledger.follows_recipe(stale)

@@ -4,11 +4,12 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
-from fastweights import cli, training
+from fastweights import checkpoint, cli, training
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate
 from fastweights.experiments import ledger, recipes, reproduce
@@ -265,3 +266,48 @@ def test_mistakes_get_one_sentence(tmp_path, monkeypatch, capsys, arguments, com
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert complaint in error
+
+
+def test_all_numbers_are_of_the_best_weights(small_benchmarks, tmp_path, place, monkeypatch):
+    """By the nearest mean and of all words, too, where the best are not the last."""
+    accuracies = iter([0.9, 0.1, 0.2])
+    validate = training.Training._evaluate
+
+    def evaluate_as_told(self, weights, split):
+        result = validate(self, weights, split)
+        if split == "val":
+            result = replace(result, per_task=torch.full_like(result.per_task, next(accuracies)))
+        return result
+
+    monkeypatch.setattr(training.Training, "_evaluate", evaluate_as_told)
+    run = Run("ptb-5way-1shot", "lstm-fwmlp-hebb", protocol="standard")
+    go([run], tmp_path, place)
+    learner, saved = checkpoint.load_learner(place.folder / run.folder / training.MODEL)
+    assert saved.counters["best_step"] == 4
+    assert saved.counters["step"] == 12
+    dataset = reproduce.load("ptb", variant="standard")
+    by_means = Prototypical(learner.encoder).eval()
+    for line in ledger.read(tmp_path / "runs.jsonl"):
+        tasks = reproduce.test_tasks(line.experiment, dataset, saved.training)
+        ours, means = (evaluate(one, dataset.splits["test"], tasks).accuracy for one in (learner, by_means))
+        assert line.test_accuracy == pytest.approx(100 * ours, abs=1e-3)
+        assert line.centroid_accuracy == pytest.approx(100 * means, abs=1e-3)
+
+
+def test_a_long_curve_is_thinned_to_means():
+    log = [
+        {"event": "train", "step": n, "seconds": 0.1 * n, "loss": float(n % 2), "accuracy": 0.5}
+        for n in range(1, 2 * reproduce.CURVE_POINTS + 1)
+    ]
+    points = curve(log)["train"]
+    assert len(points) == reproduce.CURVE_POINTS
+    assert [point[2] for point in points] == [0.5] * reproduce.CURVE_POINTS
+    assert points[-1][:2] == [200, pytest.approx(20.0)]
+
+
+def test_a_line_names_the_code_that_trained_and_the_code_that_tested(small_benchmarks, tmp_path, place):
+    go([RUN], tmp_path / "first", place)
+    later = Place(place.device, place.precision, "def", place.folder)
+    go([RUN], tmp_path / "second", later)
+    lines = [ledger.read(tmp_path / name / "runs.jsonl")[0] for name in ("first", "second")]
+    assert [line.commit for line in lines] == ["abc", "abc..def"]

@@ -147,6 +147,8 @@ def test_label_noise_is_for_training_only() -> None:
     assert not torch.allclose(noisy["hidden.sums"], clean["hidden.sums"])
     bound = 0.1 * keys.abs().sum(1, keepdim=True)
     assert ((noisy["hidden.sums"] - clean["hidden.sums"]).abs() <= bound).all()
+    first, second = (model.bind_more(clean, keys, episode.support_y, 4)["hidden.sums"] for _ in range(2))
+    assert not torch.allclose(first, second)
 
 
 @pytest.mark.parametrize("placement", ["softmax", "softmax-fast-only"])

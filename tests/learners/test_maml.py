@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from fastweights.encoders import CNN
 from fastweights.episodes import Episode
 from fastweights.errors import UserError
-from fastweights.learners import MAML
+from fastweights.learners import MAML, Prototypical, build_learner
 from fastweights.learners.maml import normalise_by_batch
+from fastweights.settings import LearnerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +153,14 @@ def test_describing_needs_no_gradients_switched_on(context: type) -> None:
     with context():
         inside = learner(episode.map_x(torch.clone))
     torch.testing.assert_close(inside, learner(episode), rtol=1e-4, atol=1e-5)
+
+
+def test_the_nearest_mean_by_its_encoder_does_not_depend_on_other_tasks() -> None:
+    settings = LearnerSettings(system="maml", item_shape=(12, 12, 1), slots=4, filters=4, layers=2)
+    means, episode = Prototypical(build_learner(settings).encoder).eval(), tiny.noise_episode(tasks=3)
+    assert means.transductive
+    together = means.predict(means.describe(episode.support_x, episode.support_y), episode.query_x)
+    for task in range(3):
+        alone = episode[task : task + 1]
+        found = means.predict(means.describe(alone.support_x, alone.support_y), alone.query_x)
+        torch.testing.assert_close(found, together[task : task + 1], rtol=1e-4, atol=1e-4)

@@ -143,6 +143,27 @@ def test_mistakes_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", [*CHANGEABLE, *FIXED])
+def test_a_state_of_other_tasks_is_refused(name: str) -> None:
+    learner, episode = {**CHANGEABLE, **FIXED}[name]().eval(), tiny.noise_episode(tasks=3)
+    one = learner.describe(episode.support_x[:1], episode.support_y[:1])
+    with pytest.raises(UserError, match="items of 3 tasks were given with a state of 1 tasks"):
+        learner.predict(one, episode.query_x)
+    if name in CHANGEABLE:
+        with pytest.raises(UserError, match="items of 3 tasks were given with a state of 1 tasks"):
+            learner.extend(one, episode.support_x, episode.support_y)
+
+
+@pytest.mark.parametrize(
+    ("whose", "asked"), [("hebb", "softmax"), ("fc+softmax", "softmax"), ("matching", "prototypical"), ("maml", "hebb")]
+)
+def test_a_state_of_another_learner_is_refused(whose: str, asked: str) -> None:
+    makers, episode = {**CHANGEABLE, **FIXED}, tiny.noise_episode()
+    state = makers[whose]().eval().describe(episode.support_x, episode.support_y)
+    with pytest.raises(UserError, match="is not one of"):
+        makers[asked]().eval().predict(state, episode.query_x)
+
+
+@pytest.mark.parametrize("name", [*CHANGEABLE, *FIXED])
 def test_a_state_survives_the_disk(name: str, tmp_path: Path) -> None:
     learner, episode = {**CHANGEABLE, **FIXED}[name]().eval(), tiny.noise_episode()
     state = learner.describe(episode.support_x, episode.support_y)

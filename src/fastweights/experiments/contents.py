@@ -88,8 +88,9 @@ def contents(results: Results) -> list[Block]:
         Text(
             "Accuracies are in %, of the test split, answered once at the end of a run by the weights that were best "
             "on validation, or by the last where a recipe trains on validation classes, too (`train_on_validation`, "
-            "some Omniglot models: the paper trains on these classes); inductive throughout (batch norm by running "
-            "statistics). ± is the standard deviation over seeds (sd) or, of a single seed, the 95 % interval over its "
+            "some Omniglot models: the paper trains on these classes); inductive (batch norm by running statistics), "
+            "but for MAML, which normalises by the questions of a task together, as its authors do. ± is the standard "
+            "deviation over seeds (sd) or, of a single seed, the 95 % interval over its "
             "test tasks. *Nearest mean* is the same encoder on the same tasks with the nearest class mean in the place "
             "of the fast weights. `paper` and `best` are recipes of training, described below."
         ),

@@ -18,8 +18,9 @@ import numpy as np
 from fastweights.errors import UserError
 from fastweights.experiments.recipes import RECIPES, VARIANTS, changes_of
 from fastweights.experiments.tables import PROTOCOLS, parse_experiment
-from fastweights.files import read_text, replacing
+from fastweights.files import read_text, replacing, taking_turns
 from fastweights.presets import PRESETS
+from fastweights.settings import TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,16 +200,17 @@ def _read(path: Path, kind: type[Any]) -> list[Any]:
 
 def append(ledger: Path, lines: Sequence[Line], details: Sequence[Details]) -> None:
     """Add finished runs, whole or not at all. The details come first: a line never lacks them."""
-    former = read(ledger)
-    known = {line.key for line in former}
-    for line in lines:
-        if line.key in known:
-            raise UserError(f"{ledger} already holds {line.name}; a run counts once.")
-    if details:
-        stand_behind = {record.key: record for record in (*read_details(ledger).values(), *details)}
-        _write(details_path(ledger), stand_behind.values())
-    if lines:
-        _write(ledger, [*former, *lines])
+    with taking_turns(ledger.parent):
+        former = read(ledger)
+        known = {line.key for line in former}
+        for line in lines:
+            if line.key in known:
+                raise UserError(f"{ledger} already holds {line.name}; a run counts once.")
+        if details:
+            stand_behind = {record.key: record for record in (*read_details(ledger).values(), *details)}
+            _write(details_path(ledger), stand_behind.values())
+        if lines:
+            _write(ledger, [*former, *lines])
 
 
 def _write(path: Path, records: Iterable[Line | Details]) -> None:
@@ -223,11 +225,17 @@ def _text(record: Line | Details) -> str:
 def follows_recipe(line: Line) -> bool:
     """Whether the recipe still says what this run was made by; if not, its command no longer gives its number."""
     changes = changes_of(line.recipe, parse_experiment(line.experiment).training, line.learner, line.variant)
+    defaults = {name: value for name, value in asdict(TrainSettings()).items() if name not in OF_THE_CELL}
+    expected = {"training": {**defaults, **changes.training}, "learner": changes.learner}
     return all(
-        _as_json(line.config.get(part, {}).get(name)) == _as_json(value)
-        for part, values in (("training", changes.training), ("learner", changes.learner))
+        _as_json(line.config.get(part, {}).get(name, defaults.get(name))) == _as_json(value)
+        for part, values in expected.items()
         for name, value in values.items()
     )
+
+
+OF_THE_CELL = frozenset(["dataset", "variant", "data_hash", "way", "shot", "precision", "seed"])
+"""Settings that no recipe is about."""
 
 
 def _as_json(value: Any) -> Any:
@@ -245,12 +253,12 @@ def _retired_texts(ledger: Path) -> list[str]:
 
 def retire(ledger: Path, retired: Sequence[Line]) -> Path:
     """Move lines out of the way, so that they can be run again by a better recipe; they stay on record beside it."""
-    path = retired_path(ledger)
-    with replacing(path) as draft:
-        draft.write_text("".join([*_retired_texts(ledger), *map(_text, retired)]), encoding="utf-8")
-    gone = {line.key for line in retired}
-    _write(ledger, [line for line in read(ledger) if line.key not in gone])
-    _write(details_path(ledger), [one for key, one in read_details(ledger).items() if key not in gone])
+    path, gone = retired_path(ledger), {line.key for line in retired}
+    with taking_turns(ledger.parent):
+        with replacing(path) as draft:
+            draft.write_text("".join([*_retired_texts(ledger), *map(_text, retired)]), encoding="utf-8")
+        _write(ledger, [line for line in read(ledger) if line.key not in gone])
+        _write(details_path(ledger), [one for key, one in read_details(ledger).items() if key not in gone])
     return path
 
 
@@ -273,7 +281,7 @@ def merge(ledger: Path, other: Path) -> Merged:
     theirs, their_details = read(other), read_details(other)
     retired = set(_retired_texts(ledger))
     new = [line for line in theirs if line.key not in here and _text(line) not in retired]
-    refused = [line for line in theirs if here.get(line.key, line) != line]
+    refused = [line for line in theirs if here.get(line.key, line) != line and _text(line) not in retired]
     append(ledger, new, [their_details[line.key] for line in new if line.key in their_details])
     known = len(theirs) - len(new) - len(refused)
     return Merged(len(new), known, tuple(line.name for line in refused))

@@ -30,6 +30,7 @@ from fastweights.experiments.ledger import Details, Line
 from fastweights.experiments.plan import Run
 from fastweights.experiments.recipes import STEPS_PER_SECOND, TASKS_PER_SECOND, changes_of, matching
 from fastweights.experiments.tables import parse_experiment
+from fastweights.files import read_text, replacing
 from fastweights.learners import Prototypical
 from fastweights.logs import JsonlLog, Sink
 from fastweights.presets import preset
@@ -37,6 +38,8 @@ from fastweights.pretraining import Shelf
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.training import CHECKPOINT, LOG, Outcome, Training, resume
 
+COMMIT = "commit"
+"""The file of a run's folder that says by which code it was begun."""
 CURVE_POINTS = 100
 """Points of a learning curve that are kept."""
 PRETRAINING_SPEED_UP = 80
@@ -58,6 +61,16 @@ class Place:
     def shelf(self) -> Shelf:
         """The encoders that runs were pre-trained with: many cells of a table differ only above the encoder."""
         return Shelf(self.folder / "pretrained")
+
+    def begin(self, folder: Path) -> None:
+        """Note by which code a run is begun: another may go on with it, or test it."""
+        with replacing(folder / COMMIT) as draft:
+            draft.write_text(self.commit, encoding="utf-8")
+
+    def commits(self, folder: Path) -> str:
+        """By which code a run was made: a commit, or from one to another."""
+        begun = read_text(folder / COMMIT) if (folder / COMMIT).exists() else self.commit
+        return self.commit if begun == self.commit else f"{begun}..{self.commit}"
 
     def tried(self, learner: LearnerSettings, training: TrainSettings) -> Path:
         """The folder of a model that a search trained, under a name that says all that it is made of."""
@@ -197,7 +210,9 @@ def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say:
         return resume(folder, dataset, place.device, shelf=place.shelf)
     say(f"{run}: starts" + (f" anew, for the checkpoint in {folder} has other settings" if saved else ""))
     shutil.rmtree(folder, ignore_errors=True)
-    return Training(*settings, dataset, place.device, folder, shelf=place.shelf)
+    training = Training(*settings, dataset, place.device, folder, shelf=place.shelf)
+    place.begin(folder)
+    return training
 
 
 def _saved(folder: Path) -> checkpoint.Saved | None:
@@ -250,7 +265,7 @@ def _result(
         tasks_per_second=round(statistics.median(rates), 1) if rates else 0.0,
         device=device_name(place.device),
         torch=str(torch.__version__),
-        commit=place.commit,
+        commit=place.commits(place.folder / run.folder),
         data_hash=s.data_hash,
         config={"learner": training.learner_settings.to_json(), "training": s.to_json()},
     )

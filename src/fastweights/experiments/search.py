@@ -180,6 +180,7 @@ def try_out(
     folder = place.tried(learner_settings, settings)
     shutil.rmtree(folder, ignore_errors=True)
     training = Training(learner_settings, settings, dataset, place.device, folder, shelf=place.shelf)
+    place.begin(folder)
     log, before = _Log(), None
     training.sinks = [log, JsonlLog(folder / LOG), *sinks(candidate)]
     try:
@@ -259,6 +260,6 @@ def _check_types(tried: Tried) -> None:
 
 
 def append(record: Path, tried: Tried) -> None:
-    former = read_text(record) if record.exists() else ""
     with replacing(record) as draft:
+        former = read_text(record) if record.exists() else ""
         draft.write_text(former + json.dumps(asdict(tried), ensure_ascii=False) + "\n", encoding="utf-8")

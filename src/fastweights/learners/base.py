@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from fastweights.episodes import Episode
 from fastweights.errors import UserError
@@ -30,7 +31,7 @@ class Learner(nn.Module):
     @property
     def transductive(self) -> bool:
         """Whether the answer to a query also depends on the other queries it is asked with; results must say so."""
-        return False
+        return any(getattr(module, "by_batch", False) for module in self.modules())
 
     def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
         """Description phase: items (T, n, *item) with labels (T, n) become a state."""
@@ -64,6 +65,8 @@ class Learner(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """Items (T, n, *item) as keys (T, n, D), in float32 or better whatever the encoder computed in."""
+        if self.transductive:  # task by task: batch norm by the batch shall not see other tasks
+            return at_least_float32(vmap(self.encoder, randomness="different")(x))
         return at_least_float32(self.encoder(x.flatten(0, 1))).unflatten(0, x.shape[:2])
 
     @property
@@ -91,7 +94,22 @@ class KeyLearner(Learner):
         return self.bind(self.embed(support_x), support_y, count_classes(support_y, way))
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
+        self.check_state(state, query_x)
         return self.answer(state, self.embed(query_x))
+
+    def check_state(self, state: State, x: Tensor) -> None:
+        """Refuse a state that is of another number of tasks than items are, or of another kind of learner."""
+        check_tasks(state, x)
+        names = self.names_in_state
+        if set(names) != {name.partition(".")[0] for name in state}:
+            raise UserError(
+                f"this state, of {', '.join(state)}, is not one of {self._name}, which needs {', '.join(names)}."
+            )
+
+    @property
+    def names_in_state(self) -> tuple[str, ...]:
+        """What a state of this learner has; before a dot, where it has several of a kind."""
+        raise NotImplementedError
 
     def forward(self, episode: Episode) -> Tensor:
         return self.answers_and_keys(episode)[0]
@@ -107,6 +125,7 @@ class KeyLearner(Learner):
 
     def extend(self, state: State, x: Tensor, y: Tensor, way: int | None = None) -> dict[str, Tensor]:
         check_labels(x, y)
+        self.check_state(state, x)
         return self.bind_more(state, self.embed(x), y, count_classes(y, way))
 
 
@@ -142,6 +161,15 @@ def check_labels(x: Tensor, y: Tensor) -> None:
         raise UserError(
             f"items of shape {tuple(x.shape)} need labels of shape {tuple(x.shape[:2])} (tasks, items), "
             f"not {tuple(y.shape)}."
+        )
+
+
+def check_tasks(state: State, x: Tensor) -> None:
+    tasks = sorted({tensor.shape[0] for tensor in state.values()})
+    if tasks != [x.shape[0]]:
+        raise UserError(
+            f"items of {x.shape[0]} tasks were given with a state of {' and '.join(map(str, tasks)) or 'no'} tasks; "
+            "describe as many tasks as there are questions about."
         )
 
 

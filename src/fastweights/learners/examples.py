@@ -14,6 +14,10 @@ class ExampleLearner(KeyLearner):
     def bind(self, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
         return {"keys": keys, "labels": F.one_hot(labels, way).to(keys.dtype)}
 
+    @property
+    def names_in_state(self) -> tuple[str, ...]:
+        return "keys", "labels"
+
     @full_precision
     def bind_more(self, state: State, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
         before = state["labels"]

@@ -97,6 +97,10 @@ class FastWeights(KeyLearner):
             state |= named("output", self.output.write(self.hidden(keys, part(state, "hidden")), one_hots))
         return state
 
+    @property
+    def names_in_state(self) -> tuple[str, ...]:
+        return ("slots", *(name for name, layer in self._layers.items() if layer.rule is not None))
+
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
         hidden = self.hidden(queries, part(state, "hidden"))
@@ -105,6 +109,7 @@ class FastWeights(KeyLearner):
     def recall(self, state: State, query_x: Tensor) -> Tensor | None:
         if self.needs_errors:
             return None
+        self.check_state(state, query_x)
         keys = self.embed(query_x)
         if self.hidden.rule is not None:
             association = self.hidden.rule.read(part(state, "hidden"), keys)

@@ -21,6 +21,7 @@ from fastweights.learners.base import (
     at_least_float32,
     bound_logits,
     check_labels,
+    check_tasks,
     check_way,
     count_classes,
     draw_slots,
@@ -55,10 +56,6 @@ class MAML(Learner):
     def encoder(self) -> nn.Module:  # type: ignore[override]
         return self.network.encoder
 
-    @property
-    def transductive(self) -> bool:
-        return any(isinstance(module, _BatchStatistics) for module in self.modules())
-
     def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
         check_labels(support_x, support_y)
         way = count_classes(support_y, way)
@@ -72,6 +69,7 @@ class MAML(Learner):
         return {"slots": slots, **adapted}
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
+        check_tasks(state, query_x)
         parameters = {name: tensor for name, tensor in state.items() if name != "slots"}
         logits = vmap(self._call, randomness="different")(parameters, query_x)
         return bound_logits(logits, state["slots"])
@@ -113,6 +111,8 @@ class _BatchStatistics(nn.Module):
 
     In elementary operations: differentiated twice under `vmap`, torch's own batch norm gives silently wrong gradients.
     """
+
+    by_batch = True
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()

@@ -23,6 +23,10 @@ class Prototypical(KeyLearner):
     def bind(self, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
         return class_sums(keys, labels, way)
 
+    @property
+    def names_in_state(self) -> tuple[str, ...]:
+        return "sums", "counts"
+
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
         return nearness(state["sums"], state["counts"], queries)
