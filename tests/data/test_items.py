@@ -25,6 +25,11 @@ def text() -> TextItems:
     )
 
 
+def test_an_item_belongs_to_the_class_in_whose_range_it_lies():
+    assert text().classes_of(torch.tensor([[0, 1], [2, 3]])).tolist() == [[0, 0], [1, 1]]
+    assert text().names_of(torch.tensor([1, 2, 4])) == ["three", "four", "eight"]
+
+
 def test_every_occurrence_of_the_target_is_blanked():
     assert text().gather(torch.tensor([0])).tolist() == [[BLANK, 4, BLANK, PAD]]
 

@@ -80,6 +80,15 @@ def test_the_protocols_hold(ptb_root, variant):
     check_protocol(dataset)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_sentence_of_the_test_file_that_is_also_in_the_train_file_is_not_trained_on(tmp_path, small_ptb, variant):
+    shared = small_ptb["ptb.test.txt"].splitlines(keepends=True)
+    files = {**small_ptb, "ptb.train.txt": small_ptb["ptb.train.txt"] + b"".join(shared)}
+    dataset = load("ptb", unpack(tmp_path / "root" / "ptb", files).parent, variant)
+    assert sentences(dataset, "test")
+    check_protocol(dataset)
+
+
 def test_tasks_keep_the_rules(ptb_root):
     dataset = load("ptb", ptb_root, "standard")
     items = dataset.splits["train"].with_at_least(3)

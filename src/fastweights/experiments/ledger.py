@@ -104,6 +104,7 @@ class Line(_Record):
     device: str
     torch: str
     commit: str
+    """Of the code that made it; "a..b" where a began the training and b finished or tested it."""
     data_hash: str
     config: dict[str, Any]
 
