@@ -16,6 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from fastweights import checkpoint
+from fastweights.console import console, say
 from fastweights.data import Dataset, load
 from fastweights.data.commands import app as data_app
 from fastweights.data.progress import bars
@@ -58,7 +59,6 @@ app.add_typer(experiments.results_app, name="results")
 app.command()(experiments.reproduce)
 app.command()(experiments.search)
 app.command()(experiments.report)
-console = Console()
 DatasetOption = Annotated[
     str | None, typer.Option(help="Name of the dataset, or a folder with a subfolder per class. (default: strokes)")
 ]
@@ -394,11 +394,6 @@ def bench(
     if figure is not None:
         benchmark.draw(lines, figure)
         say(f"Drawn to {figure}")
-
-
-def say(sentence: str) -> None:
-    """Print words with paths in them: as they are, and in one piece."""
-    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def find_device(name: str) -> torch.device:

@@ -9,12 +9,12 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path, PureWindowsPath
 from types import TracebackType
 from typing import Self
 
 from fastweights.errors import UserError
+from fastweights.files import replacing
 
 LARGEST_FILE = 2**28
 """Bytes in one file; the largest archive that is looked for inside another is Omniglot's, of 10 MB."""
@@ -151,17 +151,12 @@ def _read_plain(path: Path) -> bytes:
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` make a file beside its place, then rename it: it appears whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    """Let `write` make a file, which appears whole or not at all."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(draft)
-        draft.replace(path)
+        with replacing(path) as draft:
+            write(draft)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror or error}).") from None
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def write_zip(path: Path, contents: Iterable[tuple[str, bytes]]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from fastweights.console import console, say
 from fastweights.data.progress import bars
 from fastweights.errors import UserError
 from fastweights.experiments import ledger as ledgers
@@ -19,7 +19,6 @@ from fastweights.precision import choose_precision
 if TYPE_CHECKING:
     from fastweights.experiments.reproduce import Place
 
-console = Console()
 results_app = typer.Typer(help="The ledger of finished runs.", no_args_is_help=True)
 LedgerOption = Annotated[Path, typer.Option("--ledger", help="The ledger.")]
 RootOption = Annotated[Path | None, typer.Option("--data-root", help="Where datasets lie.")]
@@ -64,8 +63,8 @@ def reproduce(
         return
     place = _place(device, precision, commit, runs, data_root)
     with bars() as report:
-        summary = work.reproduce(chosen, ledger, place, deadline, _say, lambda run: _bar(str(run)), report)
-    _say(f"{len(summary.finished)} runs finished, {summary.left} left, {time.monotonic() - started:.0f} s")
+        summary = work.reproduce(chosen, ledger, place, deadline, say, lambda run: _bar(str(run)), report)
+    say(f"{len(summary.finished)} runs finished, {summary.left} left, {time.monotonic() - started:.0f} s")
     if summary.failed:
         raise UserError(f"{len(summary.failed)} runs failed, the first of them {summary.failed[0]}")
     if summary.unfinished is not None and time.monotonic() < deadline:
@@ -93,7 +92,7 @@ def search(
     candidates = searching.read_candidates(file)
     place = _place(device, precision, commit, runs, data_root)
     with bars() as report:
-        done = searching.search(candidates, out, place, _say, lambda candidate: _bar(candidate.name), report)
+        done = searching.search(candidates, out, place, say, lambda candidate: _bar(candidate.name), report)
     if done < len(candidates):
         raise typer.Exit(130)  # Ctrl-C
 
@@ -109,10 +108,6 @@ def _place(device: str, precision: str, commit: str, runs: Path, data_root: Path
 def _bar(title: str) -> list[Sink]:
     """For somebody who watches; a file of output is better off without."""
     return [ProgressBar(console, title)] if console.is_terminal else []
-
-
-def _say(sentence: str) -> None:
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 def parse_time(text: str) -> float:
@@ -134,8 +129,8 @@ def _print_plan(chosen: list[Run], ledger: Path) -> None:
     for number, run in enumerate(todo, 1):
         guess = estimate(run, lines)
         total += guess.seconds
-        _say(f"{number:4} {'' if guess.measured else '~':>2}{guess.seconds:5,.0f} s  {run}")
-    _say(
+        say(f"{number:4} {'' if guess.measured else '~':>2}{guess.seconds:5,.0f} s  {run}")
+    say(
         f"{len(todo)} of {len(chosen)} runs are missing; about {total / 60:,.0f} minutes of training, an estimate "
         "by runs of the same model in the ledger and, where there are none (~), by rough speeds of one H200."
     )
@@ -148,9 +143,9 @@ def merge(
 ) -> None:
     """Take in the lines of another ledger."""
     merged = ledgers.merge(ledger, file)
-    _say(f"{merged.added} lines added to {ledger}, {merged.known} were there already.")
+    say(f"{merged.added} lines added to {ledger}, {merged.known} were there already.")
     for name in merged.refused:
-        _say(f"Left out: {name} is there with another number, and the first one counts.")
+        say(f"Left out: {name} is there with another number, and the first one counts.")
 
 
 @results_app.command("retire")
@@ -168,7 +163,7 @@ def retire(
     ]
     if not lines:
         raise UserError(f"{ledger} holds no run of {cell} by the recipe {recipe}.")
-    _say(f"{len(lines)} lines moved to {ledgers.retire(ledger, lines)}.")
+    say(f"{len(lines)} lines moved to {ledgers.retire(ledger, lines)}.")
 
 
 def report(
@@ -186,6 +181,6 @@ def report(
         reports.check(ledger)
         return
     if model is not None:
-        _say(f"Drawn: {reports.draw_pca(model, ledger, data_root)}")
+        say(f"Drawn: {reports.draw_pca(model, ledger, data_root)}")
     for path in reports.write(ledger):
-        _say(f"Written: {path}")
+        say(f"Written: {path}")

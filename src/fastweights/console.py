@@ -1,0 +1,10 @@
+"""What is printed goes through here."""
+
+from rich.console import Console
+
+console = Console()
+
+
+def say(sentence: str) -> None:
+    """Print words with paths in them: as they are, and in one piece."""
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
