@@ -45,7 +45,7 @@ _HELD: set[Path] = set()
 def taking_turns(folder: Path) -> Iterator[None]:
     """Hold off other processes and threads that want to write in a folder: around reading a file and writing it anew.
 
-    May be nested. Where folders cannot be locked (some network disks, other systems) it is every man for himself.
+    May be nested. Where folders cannot be locked (some network disks, other systems) nobody is held off.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()

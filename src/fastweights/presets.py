@@ -14,7 +14,7 @@ import torch
 
 from fastweights.errors import UserError
 from fastweights.learners import build_learner
-from fastweights.settings import KINDS, LearnerSettings, is_of
+from fastweights.settings import LearnerSettings, check_kinds
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,12 @@ OF_THE_DATA = ("item_shape", "vocabulary")
 def check_overrides(overrides: Mapping[str, Any]) -> None:
     """Refuse settings that do not exist and values of the wrong type."""
     types = {field.name: field.type for field in fields(LearnerSettings) if field.name not in OF_THE_DATA}
-    for name, value in overrides.items():
+    for name in overrides:
         if name in OF_THE_DATA:
             raise UserError(f"the setting {name} follows from the data and cannot be changed.")
         if name not in types:
             raise UserError(f"there is no setting {name!r} of a model; there are {', '.join(types)}.")
-        if not is_of(value, types[name]):
-            raise UserError(f"the setting {name} wants {KINDS[types[name]]}, not {value!r}.")
+    check_kinds(overrides, types)
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:

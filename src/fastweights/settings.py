@@ -1,5 +1,6 @@
 """Everything that can be chosen about a learner and its training, in two flat dataclasses: what a checkpoint holds."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -18,9 +19,7 @@ class _Settings:
         if unknown:
             raise UserError(f"unknown settings {', '.join(unknown)}; was this file written by a newer version?")
         settings = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        for name, value in settings.items():
-            if not is_of(value, kinds[name]):
-                raise UserError(f"the setting {name} wants {KINDS[kinds[name]]}, not {value!r}.")
+        check_kinds(settings, kinds)
         return cls(**settings)
 
 
@@ -33,6 +32,13 @@ KINDS: dict[Any, str] = {
     tuple[str, ...]: "words separated by commas",
 }
 """What a setting may be, in words."""
+
+
+def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Refuse values that are not of their setting's type."""
+    for name, value in values.items():
+        if not is_of(value, kinds[name]):
+            raise UserError(f"the setting {name} wants {KINDS[kinds[name]]}, not {value!r}.")
 
 
 def is_of(value: Any, kind: Any) -> bool:

@@ -5,53 +5,91 @@ import math
 from fastweights.augment import GEOMETRY, check_augmentations
 from fastweights.errors import UserError
 from fastweights.precision import PRECISIONS
-from fastweights.settings import TrainSettings
+from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.steps import OPTIMIZERS
+
+AT_LEAST_1 = (
+    "steps",
+    "tasks_per_step",
+    "validate_every",
+    "validation_tasks",
+    "test_tasks",
+    "log_every",
+    "pretrain_batch",
+)
+AT_LEAST_0 = (
+    "train_way",
+    "train_shot",
+    "train_queries",
+    "pretrain_steps",
+    "seconds",
+    "weight_decay",
+    "pretrain_weight_decay",
+)
+POSITIVE = ("learning_rate", "pretrain_learning_rate")
+SHARES = ("label_smoothing", "pretrain_label_smoothing")
+WEIGHTS = ("length_penalty", "classify", "pretrain_length_penalty")
+PARTS_OF_A_RUN = ("settle_steps", "head_steps")
+NO_OPTIONS = frozenset(
+    ["log_every", "pretrain_batch", "pretrain_weight_decay", "pretrain_learning_rate", "pretrain_label_smoothing"]
+)
+"""Those of them that a recipe can set, but not the command line."""
 
 
 def check_training(settings: TrainSettings) -> None:
     """Refuse settings of a training that make no sense, in one sentence."""
-    if settings.schedule not in ("constant", "cosine"):
-        raise UserError(f"unknown schedule {settings.schedule!r}; there are constant and cosine.")
-    if settings.precision not in PRECISIONS:
-        raise UserError(f"unknown precision {settings.precision!r}; there are {' and '.join(PRECISIONS)}.")
-    check_augmentations(settings.augment)
-    check_augmentations(settings.new_classes, known=tuple(GEOMETRY))
-    for name in ("steps", "tasks_per_step", "validate_every", "validation_tasks", "test_tasks", "log_every"):
-        if getattr(settings, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}.")
-    for name in ("train_way", "train_shot", "train_queries"):
-        if getattr(settings, name) < 0:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(settings, name)}.")
-    for optimizer in (settings.optimizer, settings.pretrain_optimizer):
-        if optimizer not in OPTIMIZERS:
-            raise UserError(f"unknown optimizer {optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
-    for name in ("settle_steps", "head_steps"):
-        if not 0 <= getattr(settings, name) <= settings.steps:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option} must be from 0 to all {settings.steps} steps, not {getattr(settings, name)}.")
-    for name in ("length_penalty", "classify", "pretrain_length_penalty"):
-        if getattr(settings, name) < 0:
-            raise UserError(f"{name} is a weight of at least 0, not {getattr(settings, name)}.")
+    _check_choices(settings)
+    _check_ranges(settings)
     if not 0 <= settings.key_length < math.inf:
         raise UserError(f"key_length is a length, or 0 for keys as they are; not {settings.key_length}.")
     if settings.key_length and settings.classify:
         raise UserError("key_length and classify exclude each other: one head cannot see keys of two lengths.")
     if not 0 <= settings.encoder_rate < math.inf:
         raise UserError(f"encoder_rate is a share of the learning rate of at least 0, not {settings.encoder_rate}.")
-    if settings.pretrain_steps < 0:
-        raise UserError(f"--pretrain-steps must be at least 0, not {settings.pretrain_steps}.")
     if not 0 <= settings.average < 1:
         raise UserError(f"--average is a decay from 0 up to, but not including, 1; not {settings.average}.")
-    for name in ("seconds", "weight_decay", "pretrain_weight_decay"):
-        if not 0 <= getattr(settings, name) < math.inf:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(settings, name)}.")
-    for name in ("label_smoothing", "pretrain_label_smoothing"):
-        if not 0 <= getattr(settings, name) <= 1:
-            raise UserError(f"--{name.replace('_', '-')} is a share from 0 to 1, not {getattr(settings, name)}.")
-    if settings.pretrain_batch < 1:
-        raise UserError(f"pretrain_batch must be at least 1, not {settings.pretrain_batch}.")
-    if not 0 < settings.pretrain_learning_rate < math.inf:
-        raise UserError(f"pretrain_learning_rate must be positive, not {settings.pretrain_learning_rate}.")
-    if not 0 < settings.learning_rate < math.inf:
-        raise UserError(f"--learning-rate must be positive, not {settings.learning_rate}.")
+
+
+def check_fit(learner: LearnerSettings, settings: TrainSettings, dataset: str, *, is_text: bool) -> None:
+    """Refuse a training that its learner or its data do not allow."""
+    if learner.slots < settings.slots:
+        raise UserError(
+            f"the model has {learner.slots} label slots, but tasks have up to {settings.slots} classes; "
+            "give it as many slots."
+        )
+    if is_text and (settings.augment or settings.new_classes or settings.pretrain_mixup):
+        raise UserError(f"{dataset} holds texts; augment, new_classes and pretrain_mixup are for images.")
+
+
+def _check_choices(settings: TrainSettings) -> None:
+    if settings.schedule not in ("constant", "cosine"):
+        raise UserError(f"unknown schedule {settings.schedule!r}; there are constant and cosine.")
+    if settings.precision not in PRECISIONS:
+        raise UserError(f"unknown precision {settings.precision!r}; there are {' and '.join(PRECISIONS)}.")
+    for optimizer in (settings.optimizer, settings.pretrain_optimizer):
+        if optimizer not in OPTIMIZERS:
+            raise UserError(f"unknown optimizer {optimizer!r}; there are {' and '.join(OPTIMIZERS)}.")
+    check_augmentations(settings.augment)
+    check_augmentations(settings.new_classes, known=tuple(GEOMETRY))
+
+
+def _check_ranges(settings: TrainSettings) -> None:
+    values = settings.to_json()
+    for names, fits, wanted in (
+        (AT_LEAST_1, lambda value: 1 <= value < math.inf, "must be at least 1"),
+        (AT_LEAST_0, lambda value: 0 <= value < math.inf, "must be at least 0"),
+        (POSITIVE, lambda value: 0 < value < math.inf, "must be positive"),
+        (SHARES, lambda value: 0 <= value <= 1, "is a share from 0 to 1"),
+        (PARTS_OF_A_RUN, lambda value: 0 <= value <= settings.steps, f"must be from 0 to all {settings.steps} steps"),
+    ):
+        for name in names:
+            if not fits(values[name]):
+                raise UserError(f"{_called(name)} {wanted}, not {values[name]}.")
+    for name in WEIGHTS:
+        if not values[name] >= 0:
+            raise UserError(f"{name} is a weight of at least 0, not {values[name]}.")
+
+
+def _called(name: str) -> str:
+    """As it is typed: an option, or a setting of a recipe."""
+    return name if name in NO_OPTIONS else f"--{name.replace('_', '-')}"

@@ -26,7 +26,7 @@ from fastweights.objectives import MetaObjective, new_head
 from fastweights.precision import autocast
 from fastweights.pretraining import Pretraining, Progress, Shelf
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.settings_checks import check_training
+from fastweights.settings_checks import check_fit, check_training
 from fastweights.steps import ALONE, Part, Rate, TrainStep, WeightAverage, mean_of_finite
 
 Weights = Mapping[str, Tensor]
@@ -74,14 +74,8 @@ class Training:
         shelf: Shelf | None = None,
     ) -> None:
         check_training(settings)
-        if learner_settings.slots < settings.slots:
-            raise UserError(
-                f"the model has {learner_settings.slots} label slots, but tasks have up to {settings.slots} classes; "
-                "give it as many slots."
-            )
+        check_fit(learner_settings, settings, dataset.name, is_text=bool(dataset.vocabulary))
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
-        if dataset.vocabulary and (settings.augment or settings.new_classes or settings.pretrain_mixup):
-            raise UserError(f"{dataset.name} holds texts; augment, new_classes and pretrain_mixup are for images.")
         self.learner_settings, self.settings, self.dataset = learner_settings, settings, dataset
         self.folder, self.sinks, self.checkpoint_seconds = folder, list(sinks), checkpoint_seconds
         torch.manual_seed(seed_of(f"seed {settings.seed} weights"))

@@ -223,6 +223,10 @@ def _text(record: Line | Details) -> str:
     return json.dumps(asdict(record), ensure_ascii=False) + "\n"
 
 
+OF_THE_CELL = frozenset(["dataset", "variant", "data_hash", "way", "shot", "precision", "seed"])
+"""Settings that no recipe is about."""
+
+
 def follows_recipe(line: Line) -> bool:
     """Whether the recipe still says what this run was made by; if not, its command no longer gives its number."""
     changes = changes_of(line.recipe, parse_experiment(line.experiment).training, line.learner, line.variant)
@@ -233,10 +237,6 @@ def follows_recipe(line: Line) -> bool:
         for part, values in expected.items()
         for name, value in values.items()
     )
-
-
-OF_THE_CELL = frozenset(["dataset", "variant", "data_hash", "way", "shot", "precision", "seed"])
-"""Settings that no recipe is about."""
 
 
 def _as_json(value: Any) -> Any:
