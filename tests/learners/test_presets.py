@@ -323,11 +323,12 @@ def test_cuda_agrees_with_the_cpu(name: str, bfloat16: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_cuda_is_never_waited_for(name: str) -> None:
     learner, episode = build_learner(narrow(name, slots=5)).cuda(), on_cuda(tasks_for(name)(8))
     loss_of(learner, episode).backward()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         loss_of(learner, episode).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
