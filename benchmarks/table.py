@@ -25,6 +25,7 @@ def tables(lines: Iterable[Line]) -> str:
     kinds = {
         "### Learners, ms per task": (tasks_table, [line for line in latest if "train_tasks_per_second" in line]),
         "### Growing shots": (shots_table, [line for line in latest if "shots" in line]),
+        "### Evaluating": (evaluation_table, [line for line in latest if "evaluated_tasks" in line]),
         "### On a CPU": (cpu_table, [line for line in latest if "threads" in line]),
     }
     return "\n\n".join(f"{title}\n\n{make(mine)}" for title, (make, mine) in kinds.items() if mine)
@@ -36,8 +37,8 @@ def latest_of(lines: Iterable[Line]) -> list[Line]:
 
 def identity(line: Line) -> str:
     """What a measurement is of; of two with the same identity the later counts."""
-    names = ("job", "learner", "changes", "tasks_at_once", "shots", "threads", "format", "wait_policy", "precision")
-    return str([line.get(name) for name in (*names, "device")])
+    names = ("job", "learner", "changes", "tasks_at_once", "evaluated_tasks", "shots", "threads", "format")
+    return str([line.get(name) for name in (*names, "wait_policy", "precision", "device")])
 
 
 def markdown(heads: list[str], rows: Iterable[list[str]]) -> str:
@@ -78,6 +79,16 @@ def shots_table(lines: list[Line]) -> str:
             for line in lines
         ),
     )
+
+
+def evaluation_table(lines: list[Line]) -> str:
+    heads = ["learner", "tasks", "one by one, s", "by shared keys, s", "faster", "on"]
+    rows = []
+    for line in lines:
+        apart, shared = (statistics.median(line[way]) for way in ("by_task_s", "by_keys_s"))
+        times = (f"{apart:.3g}", f"{shared:.3g}", f"{apart / shared:.1f} x")
+        rows.append([line["learner"], f"{line['evaluated_tasks']:,}", *times, machine(line)])
+    return markdown(heads, rows)
 
 
 def cpu_table(lines: list[Line]) -> str:

@@ -100,6 +100,18 @@ def test_growing_shots_are_measured_and_drawn(tmp_path, monkeypatch, capsys):
     assert figure.stat().st_size > 1000
 
 
+def test_an_evaluation_is_timed_both_ways(tmp_path, capsys):
+    script = load("evaluation.py")
+    names = script["main"].__globals__
+    names["CLASSES"], names["DRAWINGS"], names["QUERIES"] = 6, 3, 2
+    out = tmp_path / "bench.jsonl"
+    script["main"](["--tasks", "2", "--repeats", "1", "--device", "cpu", "--out", str(out)])
+    (line,) = bench.read(out)
+    assert min(*line["by_task_s"], *line["by_keys_s"]) > 0
+    assert "| fwcnn-hebb | 2 |" in load("table.py")["tables"]([line])
+    assert "2 tasks: one by one" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["fwcnn-hebb", "prototypical-cnn", "matching-cnn"])
 def test_describing_in_pieces_is_describing_at_once(name):
     settings = bench.preset(name, dataset="omniglot", item_shape=(28, 28, 1), vocabulary=0, way=5, shot=3, filters=8)

@@ -206,13 +206,13 @@ def test_pretraining_interrupted_with_no_folder_to_keep_it_in_begins_anew(datase
 
 
 def test_training_tasks_may_be_larger_than_those_asked(dataset, learner_settings, train_settings, monkeypatch):
-    drawn, draw = set(), EpisodeSampler.episode
+    drawn, draw = set(), EpisodeSampler.laid_out
 
-    def episode(self, positions):
+    def laid_out(self, positions):
         drawn.add((self.items.classes, *positions.shape[1:]))
         return draw(self, positions)
 
-    monkeypatch.setattr(EpisodeSampler, "episode", episode)
+    monkeypatch.setattr(EpisodeSampler, "laid_out", laid_out)
     settings = replace(train_settings, steps=2, way=3, shot=1, queries=2, train_way=7, train_shot=2, train_queries=4)
     train(replace(learner_settings, slots=settings.slots), settings, dataset)
     trained_on = (dataset.splits["train"].classes, 7, 6)

@@ -132,14 +132,18 @@ class EpisodeSampler:
 
     def episode(self, positions: Tensor) -> Episode:
         """Fetch the items of tasks given as positions (T, N, K + Q), on the device of the items."""
+        return self.laid_out(positions).map_x(self.items.gather)
+
+    def laid_out(self, positions: Tensor) -> Episode:
+        """Tasks given as positions (T, N, K + Q), with positions (T, N*K) and (T, N*Q) still in the place of items."""
         tasks = positions.shape[0]
         positions = positions.to(self.items.device)
         support, query = positions.split([self.shot, self.queries], dim=-1)
         labels = torch.arange(self.way, device=positions.device)
         return Episode(
-            support_x=self.items.gather(support.flatten(1)),
+            support_x=support.flatten(1),
             support_y=labels.repeat_interleave(self.shot).expand(tasks, -1),
-            query_x=self.items.gather(query.flatten(1)),
+            query_x=query.flatten(1),
             query_y=labels.repeat_interleave(self.queries).expand(tasks, -1),
             way=self.way,
         )

@@ -1,0 +1,83 @@
+"""The evaluator: its shortcut over shared keys gives the answers of describing every task by itself."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastweights.encoders import CNN
+from fastweights.episodes import EvaluationTasks
+from fastweights.evaluation import SharedKeys, evaluate
+from fastweights.learners import MAML, Learner, Matching, Prototypical
+from fastweights.learners.fast_weights import FastWeights
+from fastweights.learners.maml import normalise_by_batch
+
+
+class CountingCNN(CNN):
+    """Counts the items it has seen."""
+
+    seen = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen += len(images)
+        return super().forward(images)
+
+
+def encoder() -> CountingCNN:
+    torch.manual_seed(0)
+    return CountingCNN((8, 8, 1), filters=4, layers=2)
+
+
+def by_batch() -> CountingCNN:
+    network = encoder()
+    normalise_by_batch(network)
+    return network
+
+
+LEARNERS = {
+    "fast weights": lambda: FastWeights(encoder(), slots=3, width=16),
+    "nearest mean": lambda: Prototypical(encoder()),
+    "matching": lambda: Matching(encoder()),
+    "nearest mean of a task's own norm": lambda: Prototypical(by_batch()),
+    "maml": lambda: MAML(encoder(), slots=3, inner_steps=1),
+}
+
+
+def tasks_of(dataset, tasks: int = 150) -> EvaluationTasks:
+    return EvaluationTasks(dataset, "test", way=3, shot=2, queries=2, tasks=tasks)
+
+
+def one_by_one(learner: Learner, dataset, tasks: EvaluationTasks) -> list[float]:
+    """Every task described and asked alone."""
+    learner.eval()
+    shares = []
+    for positions in torch.cat(list(tasks)):
+        task = tasks.sampler.episode(positions.unsqueeze(0))
+        state = learner.describe(task.support_x, task.support_y, task.way)
+        answers = learner.predict(state, task.query_x).argmax(-1)
+        shares.append((answers == task.query_y).double().mean().item())
+    return shares
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_an_evaluation_answers_as_if_every_task_came_alone(dataset, name: str) -> None:
+    learner = LEARNERS[name]()
+    found = evaluate(learner, dataset.splits["test"], tasks_of(dataset)).per_task.tolist()
+    expected = one_by_one(learner, dataset, tasks_of(dataset))
+    assert len(set(expected)) > 1
+    assert sum(abs(a - b) > 1e-9 for a, b in zip(found, expected, strict=True)) <= 1  # a tie may fall either way
+
+
+def test_an_item_that_many_tasks_share_is_seen_once(dataset) -> None:
+    learner = LEARNERS["nearest mean"]()
+    evaluate(learner, dataset.splits["test"], tasks_of(dataset))
+    assert learner.encoder.seen <= 1 + len(dataset.splits["test"].values)  # one to learn how wide its key is
+
+
+@pytest.mark.parametrize("kept", [10**9, 0])
+def test_shared_keys_are_those_of_the_learner_kept_or_not(dataset, kept: int) -> None:
+    learner, items = LEARNERS["fast weights"]().eval(), dataset.splits["test"]
+    learner.key_scale.fill_(3.0)
+    keys = SharedKeys(learner, items, kept)
+    for positions in (torch.tensor([[5, 0, 5], [7, 119, 0]]), torch.tensor([[119, 1]])):
+        torch.testing.assert_close(keys(positions), learner.embed(items.gather(positions)))
+    assert learner.encoder.seen == (1 + 5 + 8 if kept else 1 + 8 + 8)
