@@ -52,11 +52,11 @@ def test_only_the_same_seeds_and_data_are_compared():
     assert compare_with_centroid(Measured((hebb[0],)), details).mean == pytest.approx(10.0)
 
 
-def test_one_seed_shows_the_interval_of_its_tasks_and_several_their_deviation():
+def test_a_number_shows_the_interval_of_its_tasks_and_the_deviation_of_its_seeds():
     first, second = made_up()[0], made_up(right=(5, 5, 5, 5), seed=1)[0]
-    assert Measured((first,)).text == "70.00 ± 1.00 (1 seed, 95 % CI of tasks)"
+    assert Measured((first,)).text == "70.00 ± 1.00 (1 seed)"
     [both] = by_group([first, second]).values()
-    assert both.text == "85.00 ± 21.21 (2 seeds, sd)"
+    assert both.text == "85.00 ± 1.00 (2 seeds, sd 21.21)"
     assert both.command == "fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb --recipe best --seeds 2"
 
 
@@ -91,13 +91,13 @@ def test_numbers_come_from_the_ledger(tmp_path):
     (tmp_path / "notes.md").write_text("### Why not\n\nBecause of `this`.\n")
     readme, page = report.write(path)
     text = readme.read_text()
-    assert "| mini-imagenet 5-way 1-shot | 50.21 | 70.00 ± 1.00 (1 seed, 95 % CI of tasks) | reached |" in text
+    assert "| mini-imagenet 5-way 1-shot | 50.21 | 70.00 ± 1.00 (1 seed) | reached |" in text
     assert "missed by 12.68" in text  # the gradient's 35.00 against 47.68
     assert "`fwcnn-gradient` - `fwcnn-hebb` | -35.00" in text
     assert "`fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb/truncated --recipe best --seeds 1`" in text
     assert "What each departure" in text
     assert "### Why not" in text
-    pooled = "25.00 ± 1.00 (1 seed, 95 % CI of tasks)<br>`fastweights reproduce ptb-5way-1shot-all/lstm-fwmlp-hebb"
+    pooled = "25.00 ± 1.00 (1 seed)<br>`fastweights reproduce ptb-5way-1shot-all/lstm-fwmlp-hebb"
     assert f"{pooled} --recipe best --protocol pooled --seeds 1`" in text
     assert "Run before its recipe became what it is now" in text
     html = page.read_text()
@@ -127,11 +127,39 @@ def test_curves_on_classes_trained_on_are_named_so(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(figures, "learning_curves", lambda panels: drawn.update(panels) or "<svg/>")
     (line, details), (other, more) = made_up(), made_up(learner="fwcnn-gradient")
-    line = replace(line, config={"learner": {}, "training": {"train_on_validation": True}})
+    line = replace(line, config={"learner": {}, "training": {"train_on_validation": True, "tasks_per_step": 7}})
     ledger.append(tmp_path / "runs.jsonl", [line, other], [details, more])
-    report.contents(report.read_results(tmp_path / "runs.jsonl"))
+    text = to_markdown(report.contents(report.read_results(tmp_path / "runs.jsonl")))
     [curves] = drawn.values()
-    assert [name for name, _ in curves] == ["fwcnn-gradient (best)", "fwcnn-hebb (best, validation classes trained on)"]
+    assert [name for name, *_ in curves] == [
+        "fwcnn-gradient (best)",
+        "fwcnn-hebb (best, validation classes trained on)",
+    ]
+    assert curves[1][1] == 7
+    assert "`fwcnn-gradient` - `fwcnn-hebb`, whose training classes were more |" in text
+
+
+def test_an_answer_by_all_questions_of_a_task_is_named_transductive():
+    line = replace(made_up()[0], config={"learner": {"system": "maml", "batch_norm": 5}, "training": {}})
+    assert Measured((line,)).text == "70.00 ± 1.00 (1 seed; transductive)"
+    by_itself = replace(line, config={"learner": {"system": "maml", "batch_norm": 0}, "training": {}})
+    assert not by_itself.transductive
+
+
+def test_the_report_counts_what_was_run_of_the_plan(tmp_path):
+    path = write_ledger(tmp_path, made_up(seed=0), made_up(seed=2), made_up(variant="truncated"))
+    text = report.write(path)[0].read_text()
+    assert "| every fast-weight cell once, one shot first | 1 of 22 |" in text
+    assert "| three seeds of the Hebb cells | 2 of 33 |" in text
+    assert "| the ablation figure | 2 of 6 |" in text
+    assert "| the rivals | 0 of 7 |" in text
+
+
+def test_the_summary_says_where_the_papers_recipe_was_better(tmp_path):
+    worse = made_up(right=(1, 1, 1, 1))
+    path = write_ledger(tmp_path, worse, made_up(recipe="paper"))
+    [row] = [row for row in report.summary(report.read_results(path)).rows if "20.00" in row[3]]
+    assert row[3] == "20.00 (70.00 by the paper's recipe)"
 
 
 def test_a_report_that_is_behind_the_ledger_is_noticed(tmp_path):

@@ -11,7 +11,7 @@ from fastweights.console import console, say
 from fastweights.data.progress import bars
 from fastweights.errors import UserError
 from fastweights.experiments import ledger as ledgers
-from fastweights.experiments.plan import Run, choose, parse_cell
+from fastweights.experiments.plan import Run, choose, missing, parse_cell
 from fastweights.experiments.tables import parse_experiment
 from fastweights.logs import ProgressBar, Sink
 from fastweights.precision import choose_precision
@@ -121,10 +121,10 @@ def parse_time(text: str) -> float:
 
 
 def _print_plan(chosen: list[Run], ledger: Path) -> None:
-    from fastweights.experiments.reproduce import estimate, missing
+    from fastweights.experiments.reproduce import estimate
 
     lines = ledgers.read(ledger)
-    todo = missing(chosen, lines)
+    todo = missing(chosen, {line.key for line in lines})
     total = 0.0
     for number, run in enumerate(todo, 1):
         guess = estimate(run, lines)

@@ -29,11 +29,9 @@ class Measured:
         return statistics.fmean(line.test_accuracy for line in self.lines)
 
     @property
-    def spread(self) -> float:
-        """The standard deviation over seeds; of a single one, half the 95 % interval over its tasks."""
-        if self.seeds == 1:
-            return self.lines[0].test_ci95
-        return statistics.stdev(line.test_accuracy for line in self.lines)
+    def ci95(self) -> float:
+        """Half the 95 % interval over test tasks, of a seed: all seeds answer the same tasks."""
+        return statistics.fmean(line.test_ci95 for line in self.lines)
 
     @property
     def centroid(self) -> float:
@@ -41,8 +39,11 @@ class Measured:
 
     @property
     def text(self) -> str:
-        kind = "1 seed, 95 % CI of tasks" if self.seeds == 1 else f"{self.seeds} seeds, sd"
-        return f"{self.accuracy:.2f} ± {self.spread:.2f} ({kind})"
+        """The mean, its interval over tasks and, of several seeds, their standard deviation."""
+        accuracies = [line.test_accuracy for line in self.lines]
+        seeds = f"{self.seeds} seeds, sd {statistics.stdev(accuracies):.2f}" if self.seeds > 1 else "1 seed"
+        transductive = "; transductive" if any(line.transductive for line in self.lines) else ""
+        return f"{self.accuracy:.2f} ± {self.ci95:.2f} ({seeds}{transductive})"
 
     @property
     def command(self) -> str:
@@ -78,6 +79,10 @@ class Difference:
     @property
     def text(self) -> str:
         return f"{self.mean:+.2f} ± {self.ci95:.2f}"
+
+    @property
+    def text_with_seeds(self) -> str:
+        return f"{self.text} ({self.seeds} {'seed' if self.seeds == 1 else 'seeds'})"
 
 
 def paired(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Difference:

@@ -20,6 +20,7 @@ from fastweights.experiments.pages import (
     Text,
     from_markdown,
 )
+from fastweights.experiments.plan import PLAN, missing, runs_of_step
 from fastweights.experiments.recipes import BEST, DEPARTURES, OPEN_CHOICES
 from fastweights.experiments.search import Tried
 from fastweights.experiments.tables import (
@@ -74,7 +75,11 @@ def summary(results: Results) -> Grid:
 
 def _paper_and_ours(results: Results, experiment: str, learner: str) -> tuple[str, str]:
     target, measured = published(experiment, learner), results.of(experiment, learner)
-    return f"{target.mean:g}" if target else NOT_OURS, f"{measured.accuracy:.2f}" if measured else NOT_YET
+    plain = results.of(experiment, learner, "paper")
+    ours = f"{measured.accuracy:.2f}" if measured else NOT_YET
+    if measured and plain and plain.accuracy > measured.accuracy:  # the best we know how, it turns out, was not
+        ours += f" ({plain.accuracy:.2f} by the paper's recipe)"
+    return f"{target.mean:g}" if target else NOT_OURS, ours
 
 
 def contents(results: Results) -> list[Block]:
@@ -83,17 +88,18 @@ def contents(results: Results) -> list[Block]:
         Text(
             "The numbers of *Metalearning with Hebbian Fast Weights* (Munkhdalai & Trischler, 2018) beside ours. This "
             "file is written by `fastweights report` from `runs.jsonl`, to which `fastweights reproduce` adds a line "
-            "for each finished run; no number of ours is typed by hand."
+            "for each finished run; no number of ours in a table is typed by hand, only the notes on them are."
         ),
         Text(
             "Accuracies are in %, of the test split, answered once at the end of a run by the weights that were best "
             "on validation, or by the last where a recipe trains on validation classes, too (`train_on_validation`, "
             "some Omniglot models: the paper trains on these classes); inductive (batch norm by running statistics), "
-            "but for MAML, which normalises by the questions of a task together, as its authors do. ± is the standard "
-            "deviation over seeds (sd) or, of a single seed, the 95 % interval over its "
-            "test tasks. *Nearest mean* is the same encoder on the same tasks with the nearest class mean in the place "
+            "but for MAML, which normalises by the questions of a task together, as its authors do. ± is the 95 % "
+            "interval over test tasks, which are the same for all seeds; sd is the standard deviation over seeds. "
+            "*Nearest mean* is the same encoder on the same tasks with the nearest class mean in the place "
             "of the fast weights. `paper` and `best` are recipes of training, described below."
         ),
+        *_progress(results),
         *_targets(results),
         *(block for name in TABLES for block in _table(results, name)),
         *_ablation(results),
@@ -108,6 +114,17 @@ def contents(results: Results) -> list[Block]:
 
 def _shown(measured: Measured | None) -> str:
     return f"{measured.text}\n`{measured.command}`" if measured else NOT_YET
+
+
+def _progress(results: Results) -> list[Block]:
+    """How much of the plan has been run."""
+    known = {line.key for line in results.lines}
+    rows = []
+    for step in PLAN:
+        runs = runs_of_step(step, step.seeds)
+        rows.append((step.what, f"{len(runs) - len(missing(runs, known))} of {len(runs)}"))
+    text = "The plan of `fastweights reproduce`, most wanted first, and how many of its runs there are:"
+    return [Heading("What has been run"), Text(text), Grid(("step", "runs"), tuple(rows))]
 
 
 def _targets(results: Results) -> list[Block]:
@@ -177,7 +194,8 @@ def _table(results: Results, name: str) -> list[Block]:
     if name == "ptb":
         blocks += [
             Text(
-                "The text is divided by the `standard` protocol: its own train, validation and test files. `random`: "
+                "The text is divided by the `standard` protocol: its own train, validation and test files. How the "
+                "paper divided it is not known, and matters by some points. `random`: "
                 "4,000 random test tasks where the paper asks 400, for a narrower interval; `all`: every one of the "
                 "1,000 test words once in each of five groupings. One model is tested both ways. Of the oracle and "
                 "of Matching Nets a single number was published, shown under `random`."
@@ -229,7 +247,7 @@ def _variant_row(
     baseline = results.of(experiment, learner)
     measured = results.of(experiment, learner, variant=variant)
     difference = compare(measured, baseline, results.details) if variant and measured and baseline else None
-    return what, _shown(measured), difference.text if difference else NOT_OURS
+    return what, _shown(measured), difference.text_with_seeds if difference else NOT_OURS
 
 
 def _ablation(results: Results) -> list[Block]:
@@ -241,8 +259,8 @@ def _ablation(results: Results) -> list[Block]:
         Heading("Ablation (figure 2)"),
         Text(
             "fwCNN (Hebb) on mini-ImageNet, 5-way 1-shot, all by the same recipe (`best`) and length. The heights of "
-            "the paper's bars are not published. The difference is to the baseline on the same tasks and seeds, with "
-            "its 95 % interval over tasks."
+            "the paper's bars are not published. The difference is to the baseline on the same tasks and by the seeds "
+            "that both have, with its 95 % interval over tasks, which the drawing's whiskers show, too."
         ),
         Grid(("where the fast weights are", "ours", "difference"), rows),
     ]
@@ -280,7 +298,9 @@ def _paired(results: Results) -> list[Block]:
         hebb = results.groups.get((experiment, protocol, HEBB[encoder], "", recipe))
         comparisons = {f"`{learner}` - its nearest mean": compare_with_centroid(measured, results.details)}
         if hebb and learner != HEBB[encoder]:
-            comparisons[f"`{learner}` - `{HEBB[encoder]}`"] = compare(measured, hebb, results.details)
+            alike = measured.lines[0].trained_on_validation == hebb.lines[0].trained_on_validation
+            what = f"`{learner}` - `{HEBB[encoder]}`" + ("" if alike else ", whose training classes were more")
+            comparisons[what] = compare(measured, hebb, results.details)
         for what, found in comparisons.items():
             if found:
                 rows.append((about, recipe, what, found.text, f"{found.tasks:,}", str(found.seeds)))
@@ -295,7 +315,7 @@ def _curves(results: Results) -> list[Block]:
     """For each table, the first seed of each of its models."""
     pictures: list[Block] = []
     for name, table in TABLES.items():
-        panels: dict[str, list[tuple[str, Details]]] = {}
+        panels: dict[str, list[tuple[str, int, Details]]] = {}
         for (experiment, protocol, learner, variant, recipe), measured in sorted(results.groups.items()):
             details = results.details.get(measured.lines[0].key)
             if experiment not in table.experiments or variant or experiment.endswith("-all") or not details:
@@ -303,9 +323,10 @@ def _curves(results: Results) -> list[Block]:
             encoder = str(PRESETS[learner].settings.get("encoder", LearnerSettings.encoder))
             title = f"{parse_experiment(experiment).training}, {encoder}" + (f", {protocol}" if protocol else "")
             seen = ", validation classes trained on" if measured.lines[0].trained_on_validation else ""
-            panels.setdefault(title, []).append((f"{learner} ({recipe}{seen})", details))
+            tasks = int(measured.lines[0].config["training"].get("tasks_per_step", 1))
+            panels.setdefault(title, []).append((f"{learner} ({recipe}{seen})", tasks, details))
         if panels:
-            what = f"{TABLES[name].title}: validation accuracy (thick) and training accuracy (thin), the first seed"
+            what = f"{TABLES[name].title}: validation accuracy (thick), training accuracy (thin), of the first seeds"
             pictures.append(Picture(what, figures.learning_curves(panels)))
     text = "The curves are on the page of HTML that is written beside this file, `report.html`."
     return [Heading("Learning curves"), Text(text), *pictures]

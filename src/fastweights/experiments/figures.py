@@ -57,25 +57,29 @@ def _plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def learning_curves(panels: Mapping[str, Sequence[tuple[str, Details]]]) -> str:
-    """One panel for each title, with named curves: validation solid, training thin, by the clock."""
+def learning_curves(panels: Mapping[str, Sequence[tuple[str, int, Details]]]) -> str:
+    """One panel for each title, with curves of (name, tasks per step): validation solid, training thin.
+
+    By tasks, not by the clock: runs that share a GPU are slower, not worse.
+    """
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.6 * rows), layout="constrained")
     every = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, (title, curves) in zip(every, panels.items(), strict=False):
         _plain(axes)
-        for name, details in curves:
+        for name, tasks, details in curves:
             style = "--" if "paper" in name else "-"
             validation, train = details.curve["validation"], details.curve["train"]
             colour = _colour(details.learner)
-            axes.plot([p[1] for p in train], [p[3] for p in train], color=colour, alpha=0.5, linewidth=0.9)
-            seconds, accuracies = [p[1] for p in validation], [p[2] for p in validation]
-            axes.plot(seconds, accuracies, style, color=colour, label=name, linewidth=1.6, marker="o", markersize=2)
-        axes.set_ylim(_bottom([[p[2] for p in details.curve["validation"]] for _, details in curves]), None)
+            axes.plot([tasks * p[0] for p in train], [p[3] for p in train], color=colour, alpha=0.5, linewidth=0.9)
+            seen, accuracies = [tasks * p[0] for p in validation], [p[2] for p in validation]
+            axes.plot(seen, accuracies, style, color=colour, label=name, linewidth=1.6, marker="o", markersize=2)
+        axes.set_xscale("log")
+        axes.set_ylim(_bottom([[p[2] for p in details.curve["validation"]] for _, _, details in curves]), None)
         axes.set_ylim(top=min(axes.get_ylim()[1], 100.0))
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("seconds of training", fontsize=8)
+        axes.set_xlabel("training tasks", fontsize=8)
         axes.set_ylabel("accuracy, %", fontsize=8)
         axes.tick_params(labelsize=8)
         # Below: inside, it would hide curves, of which some end in every corner.
@@ -100,7 +104,7 @@ def ablation_bars(bars: Sequence[tuple[Bar, Measured]]) -> str:
     _plain(axes)
     names = [bar.what for bar, _ in bars]
     heights = [measured.accuracy for _, measured in bars]
-    spreads = [measured.spread for _, measured in bars]
+    spreads = [measured.ci95 for _, measured in bars]
     colours = [BAR_COLOURS[bar.colour] for bar, _ in bars]
     axes.barh(names, heights, xerr=spreads, color=colours, height=0.62, ecolor="#333333", capsize=2)
     for row, (height, spread) in enumerate(zip(heights, spreads, strict=True)):

@@ -113,6 +113,12 @@ class Line(_Record):
         """Whether its validation was of classes it had been trained on."""
         return bool(self.config.get("training", {}).get("train_on_validation", False))
 
+    @property
+    def transductive(self) -> bool:
+        """Whether its answers depended on the other questions of a task: MAML's batch norm is by these."""
+        learner = self.config.get("learner", {})
+        return learner.get("system") == "maml" and bool(learner.get("batch_norm"))
+
     def check(self) -> None:
         super().check()
         for name in ("test_accuracy", "centroid_accuracy", "val_accuracy"):

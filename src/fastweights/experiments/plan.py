@@ -1,6 +1,6 @@
 """What is to be run, most wanted first, as plain data."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fastweights.errors import UserError
@@ -33,6 +33,12 @@ class Run:
     def experiments(self) -> tuple[str, ...]:
         """A text model is trained once and tested twice."""
         return tuple(f"{self.training}-{test}" for test in ("random", "all")) if self.protocol else (self.training,)
+
+    @property
+    def keys(self) -> tuple[tuple[str, str, str, str, str, int], ...]:
+        """Those of its lines in the ledger."""
+        rest = self.protocol, self.learner, self.variant, self.recipe, self.seed
+        return tuple((experiment, *rest) for experiment in self.experiments)
 
     @property
     def cell(self) -> str:
@@ -134,15 +140,20 @@ def runs_of(cell: str, recipe: str, protocol: str, seeds: int) -> Iterator[Run]:
 
 def whole_plan(seeds: int) -> list[Run]:
     """All steps in order, none asking more than `seeds`; then whatever is left of so many seeds of their cells."""
-    steps = [run for step in PLAN for run in _runs_of_step(step, min(seeds, step.seeds))]
-    more = [run for step in PLAN for run in _runs_of_step(step, seeds)]
+    steps = [run for step in PLAN for run in runs_of_step(step, min(seeds, step.seeds))]
+    more = [run for step in PLAN for run in runs_of_step(step, seeds)]
     return list(dict.fromkeys(steps + more))
 
 
-def _runs_of_step(step: Step, seeds: int) -> list[Run]:
+def runs_of_step(step: Step, seeds: int) -> list[Run]:
     """Seed by seed, not cell by cell: a number for every cell first."""
     runs = [run for cell in step.cells for run in runs_of(cell, step.recipe, step.protocol, seeds)]
     return sorted(runs, key=lambda run: run.seed)
+
+
+def missing(runs: Sequence[Run], known: Container[tuple[str, str, str, str, str, int]]) -> list[Run]:
+    """The runs of which a test has no line yet, where these are the keys of all lines."""
+    return [run for run in runs if any(key not in known for key in run.keys)]
 
 
 def choose(wanted: Sequence[str], seeds: int, recipe: str = "", learner: str = "", protocol: str = "") -> list[Run]:

@@ -52,7 +52,12 @@ OPEN_CHOICES: tuple[tuple[str, str, str], ...] = (
     ("pooling", "rounds up", "the only way from 84 pixels to 288 keys in five layers"),
     ("tasks per update", "4; 16 for text", "not said; one, in the first author's earlier code, learns slower"),
     ("ways in training", "as at test", "not said"),
-    ("queries per class in training", "10 Omniglot, 15 mini-ImageNet, 1 Penn Treebank", "as in the earlier code"),
+    (
+        "queries per class in training",
+        "10 Omniglot, 15 mini-ImageNet, 1 Penn Treebank",
+        "images: as in the earlier code; text: as at test",
+    ),
+    ("training classes of Omniglot", "1,100, before turning", "100 of the text's 1,200 are kept for validation"),
     ("loss", "cross-entropy, mean over the queries", "the sum, in the text; Adam does not feel the difference"),
     (
         "length",
@@ -67,7 +72,11 @@ OPEN_CHOICES: tuple[tuple[str, str, str], ...] = (
     ("augmentation", "none; on Omniglot turned characters are classes of their own", "as in the text"),
     ("label noise", "0.01 for fwCNN (Hebb), in training alone", "when it is added is not said"),
     ("label projection", "drawn once, never trained", "whether it is trained is not said"),
-    ("test tasks", "10,000 Omniglot, 5,000 mini-ImageNet, 4,000 random and 5 x 200 all-inclusive", "400 and 200 in it"),
+    (
+        "test tasks",
+        "10,000 Omniglot, 5,000 mini-ImageNet, 4,000 random and 5 x 200 all-inclusive",
+        "400 and 200 of text",
+    ),
 )
 """What the text leaves open, what `paper` does, and why. Frozen: a change is a new recipe."""
 

@@ -1,6 +1,6 @@
 """The report as files: both forms of it beside the ledger, and the table on the project's front page.
 
-All numbers of ours come out of the ledger, none is typed by hand.
+All numbers of ours in its tables come out of the ledger, none is typed by hand.
 """
 
 from pathlib import Path

@@ -27,7 +27,7 @@ from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
 from fastweights.experiments import ledger
 from fastweights.experiments.ledger import Details, Line
-from fastweights.experiments.plan import Run
+from fastweights.experiments.plan import Run, missing
 from fastweights.experiments.recipes import STEPS_PER_SECOND, TASKS_PER_SECOND, changes_of, matching
 from fastweights.experiments.tables import parse_experiment
 from fastweights.files import read_text, replacing
@@ -91,16 +91,6 @@ class Summary:
     """Runs still missing."""
 
 
-def missing(runs: Sequence[Run], lines: Iterable[Line]) -> list[Run]:
-    """The runs of which a test has no line yet."""
-    known = {line.key for line in lines}
-    return [run for run in runs if any(_key(run, experiment) not in known for experiment in run.experiments)]
-
-
-def _key(run: Run, experiment: str) -> tuple[str, str, str, str, str, int]:
-    return experiment, run.protocol, run.learner, run.variant, run.recipe, run.seed
-
-
 def reproduce(
     runs: Sequence[Run],
     ledger_path: Path,
@@ -111,8 +101,8 @@ def reproduce(
     progress: Report | None = None,
 ) -> Summary:
     """Do what is missing, in this order, until the deadline (by `time.monotonic`)."""
-    former = ledger.read(ledger_path)
-    known, wanted = {line.key for line in former}, missing(runs, former)
+    known = {line.key for line in ledger.read(ledger_path)}
+    wanted = missing(runs, known)
     finished: list[Run] = []
     failed: list[str] = []
     unfinished = None
