@@ -26,4 +26,4 @@ def test_read_only_root_keeps_what_is_prepared_in_it(tmp_path: Path, monkeypatch
     save(prepared_folder(root, "old"), {}, {})
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert prepared_folder(root, "old") == root / "prepared" / "old"
-    assert prepared_folder(root, "new") == tmp_path / "cache" / "fastweights" / "prepared" / "new"
+    assert prepared_folder(root, "new").parent == tmp_path / "cache" / "fastweights" / "prepared"

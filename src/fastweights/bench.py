@@ -25,7 +25,7 @@ from rich.table import Table
 from fastweights.data.items import Items, TextItems
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
-from fastweights.files import read_text, replacing
+from fastweights.files import append_lines, read_lines, replacing
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import KeyLearner
 from fastweights.objectives import MetaObjective, score
@@ -45,7 +45,7 @@ class Job:
     """What is timed: tasks of a shape, some at once."""
 
     dataset: str = "mini-imagenet"
-    """Whose shapes: mini-imagenet, omniglot or ptb."""
+    """Whose shapes: a key of `SHAPES`."""
     way: int = 5
     shot: int = 1
     queries: int = 15
@@ -288,15 +288,13 @@ def time_peers(job: Job, device: torch.device, runs: int, say: Callable[[str], N
 
 
 def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Add lines to a JSONL record, whole or not at all."""
-    with replacing(path) as draft:
-        former = read_text(path) if path.exists() else ""
-        draft.write_text(former + "".join(json.dumps(line) + "\n" for line in lines))
+    """Add lines to a record, whole or not at all."""
+    append_lines(path, map(json.dumps, lines))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a record."""
-    return [json.loads(line) for line in read_text(path).splitlines()]
+    return [json.loads(line) for line in read_lines(path)]
 
 
 def table(lines: Sequence[dict[str, Any]]) -> Table:

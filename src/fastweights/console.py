@@ -1,4 +1,4 @@
-"""What is printed goes through here."""
+"""The one way to the terminal of all commands but those of `fastweights data`, which print tables and paths alone."""
 
 from rich.console import Console
 

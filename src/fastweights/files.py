@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -58,6 +58,20 @@ def taking_turns(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file of JSON lines; none where there is no such file.
+
+    Not `splitlines`, which also ends a line at characters that JSON leaves within one.
+    """
+    return read_text(path).removesuffix("\n").split("\n") if path.exists() and path.stat().st_size else []
+
+
+def append_lines(path: Path, texts: Iterable[str]) -> None:
+    """Add lines to such a file, whole or not at all."""
+    with replacing(path) as draft:
+        draft.write_text("".join(f"{text}\n" for text in (*read_lines(path), *texts)), encoding="utf-8")
 
 
 def read_text(path: Path) -> str:

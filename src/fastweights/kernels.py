@@ -1,6 +1,6 @@
 """Triton kernels of the fused CNN layers, and the functions that launch them; `fused` says what they are for.
 
-Layouts: images (B, H, W, C) uint8, activations (B, H, W, F). Statistics are float32, from float32 partial sums.
+Layouts: images (B, H, W, C) uint8, activations (B, H, W, F). Statistics are float64 sums of float32 partial sums.
 """
 
 from typing import Any

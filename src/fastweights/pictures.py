@@ -73,7 +73,7 @@ def _figure(task: Episode, answers: Tensor, right: Tensor, recalled: Tensor | No
     score = f"{int(right.sum())} of {cards} right"
     figure.suptitle(f"{title}  ·  {score}" if title else score, fontsize=13)
     halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 * shots_shown + 0.3, 1.3 * rows + 0.3])
-    _draw_support(halves[0].subplots(shots_shown, task.way, squeeze=False), task, shot, names, colours)
+    _draw_support(halves[0].subplots(shots_shown, task.way, squeeze=False), task, names, colours)
     halves[0].suptitle(f"shown {'once' if shot == 1 else f'{shot} times'}", fontsize=10, color="#555555")
     halves[1].suptitle("asked: the answer, and what the memory returned for each class", fontsize=10, color="#555555")
     grid = halves[1].add_gridspec(rows, 2 * columns)
@@ -87,7 +87,7 @@ def _figure(task: Episode, answers: Tensor, right: Tensor, recalled: Tensor | No
     return figure
 
 
-def _draw_support(axes: Any, task: Episode, shot: int, names: Sequence[str], colours: Sequence[str]) -> None:
+def _draw_support(axes: Any, task: Episode, names: Sequence[str], colours: Sequence[str]) -> None:
     for label in range(task.way):
         of_class = (task.support_y[0] == label).nonzero().flatten()
         for row in range(len(axes)):

@@ -54,6 +54,14 @@ def test_without_files_it_says_what_to_get(tmp_path):
         mini_imagenet.get(tmp_path)
 
 
+def test_two_pictures_of_one_name_are_refused(tmp_path, small_mini):
+    first = min(name for name in small_mini if name.endswith(".jpg"))
+    small_mini[f"elsewhere/{first.rpartition('/')[2]}"] = small_mini[first]
+    unpack(tmp_path / "mini-imagenet", small_mini)
+    with pytest.raises(UserError, match="have the same name"):
+        mini_imagenet.verify(tmp_path)
+
+
 def test_the_same_picture_twice_is_reported(tmp_path, small_mini):
     first, *_, last = sorted(name for name in small_mini if name.endswith(".jpg"))
     neighbour = sorted(small_mini)[1]

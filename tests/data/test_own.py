@@ -144,6 +144,8 @@ def test_changed_files_are_prepared_anew_and_unchanged_ones_are_not(tmp_path, mo
     monkeypatch.undo()
     unpack(folder, {"class 3/new.jpg": jpeg(RED)})
     assert load(str(folder), tmp_path).content_hash != first.content_hash
+    load(str(folder), tmp_path, "16")
+    assert len(list((tmp_path / "prepared").iterdir())) == 2  # of two variants; nothing of what the files were before
 
 
 def test_a_class_with_too_few_items_is_reported_by_name_and_count(tmp_path):

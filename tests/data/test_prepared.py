@@ -82,12 +82,27 @@ def test_a_folder_marked_read_only_is_left_alone_even_by_root(tmp_path):
     assert prepared.is_writable(root / "not" / "yet")
     root.chmod(0o555)
     assert not prepared.is_writable(root / "not" / "yet")
-    assert prepared.prepared_folder(root, "x") == tmp_path / "cache" / "fastweights" / "prepared" / "x"
+    assert prepared.prepared_folder(root, "x").parent == tmp_path / "cache" / "fastweights" / "prepared"
+
+
+def test_two_read_only_roots_do_not_share_a_place_in_the_cache(tmp_path, monkeypatch):
+    roots = tmp_path / "a", tmp_path / "b"
+    monkeypatch.setattr(prepared, "is_writable", lambda _: False)
+    prepared.save(prepared.prepared_folder(roots[0], "x"), ARRAYS, {})
+    assert prepared.find_prepared(roots[0], "x") is not None
+    assert prepared.find_prepared(roots[1], "x") is None
+
+
+def test_a_draft_left_by_a_killed_process_is_overwritten(tmp_path):
+    (tmp_path / ".x.draft").mkdir()
+    (tmp_path / ".x.draft" / "half.npy").touch()
+    prepared.save(tmp_path / "x", ARRAYS, {})
+    assert leftovers(tmp_path) == ["x/manifest.json", "x/train_values.npy"]
 
 
 def test_a_read_only_root_is_used_if_it_has_the_prepared_form_already(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared.os, "access", lambda *_: False)
-    assert prepared.prepared_folder(tmp_path, "x") == tmp_path / "cache" / "fastweights" / "prepared" / "x"
+    assert prepared.prepared_folder(tmp_path, "x").parent == tmp_path / "cache" / "fastweights" / "prepared"
     assert prepared.find_prepared(tmp_path, "x") is None
     prepared.save(tmp_path / "prepared" / "x", ARRAYS, {})
     assert prepared.find_prepared(tmp_path, "x") == tmp_path / "prepared" / "x"

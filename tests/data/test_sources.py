@@ -59,6 +59,14 @@ def test_a_bomb_of_many_entries_is_refused_by_its_total(tmp_path, monkeypatch):
         Files([path])
 
 
+def test_archives_in_an_archive_are_refused_by_their_total(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LARGEST_INNER", 5000)
+    inner = pack(tmp_path / "inner.zip", {"a": bytes(10)}).read_bytes() + bytes(1000)
+    path = pack(tmp_path / "outer.zip", {f"{n}.zip": inner for n in range(6)})
+    with pytest.raises(UserError, match="unpack it first"):
+        Files([path])
+
+
 def test_a_bomb_that_lies_about_its_size_is_not_unpacked_further(tmp_path):
     path = pack(tmp_path / "liar.zip", {"zeros": bytes(2**22)})
     true_size, lie = (2**22).to_bytes(4, "little"), (100).to_bytes(4, "little")

@@ -23,13 +23,15 @@ _OPEN: dict[str, Callable[[Path], Dataset]] = {
 }
 
 
-def load(name: str, root: Path | None = None, variant: str = "", progress: Report | None = None) -> Dataset:
+def load(
+    name: str | Path, root: Path | str | None = None, variant: str = "", progress: Report | None = None
+) -> Dataset:
     """Open a dataset: strokes, omniglot, mini-imagenet, ptb, or the path of your own folder, zip, csv or JSONL file.
 
     A variant may also stand behind a colon: omniglot:vinyals.
     """
-    root = root or default_data_root()
-    name, variant = split_name(name, variant)
+    root = Path(root) if root else default_data_root()
+    name, variant = split_name(str(name), variant)
     if name == "strokes":
         if variant:
             raise UserError(f"strokes has no variants; {variant!r} is not among them.")

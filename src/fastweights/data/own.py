@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,8 @@ def load(path: Path, root: Path, variant: str = "", progress: Report = silent) -
     is_text = path.suffix.lower() in TEXT_SUFFIXES
     if is_text and variant:
         raise UserError(f"{path} holds texts, which have no variants; {variant!r} is for pictures.")
-    name = f"own-{_signature(path, variant)}"
+    whose = hashlib.sha256(f"{path.resolve()}:{variant}".encode()).hexdigest()[:8]
+    name = f"own-{whose}-{_signature(path)}"
     folder = find_prepared(root, name)
     if folder is None:
         folder = prepared_folder(root, name)
@@ -57,12 +59,15 @@ def load(path: Path, root: Path, variant: str = "", progress: Report = silent) -
             prepare_texts(path, folder)
         else:
             prepare_images(path, folder, variant, progress)
+        for stale in folder.parent.glob(f"own-{whose}-*"):
+            if stale != folder:
+                shutil.rmtree(stale, ignore_errors=True)
     return open_texts(folder) if is_text else open_images(folder)
 
 
-def _signature(path: Path, variant: str) -> str:
+def _signature(path: Path) -> str:
     """Changes when a file is added, removed or edited, so that a stale prepared folder is never opened."""
-    digest = hashlib.sha256(f"{path.resolve()}:{variant}:".encode())
+    digest = hashlib.sha256()
     for name in sorted(files_under(path.resolve())):
         facts = name.stat()
         digest.update(f"{name}:{facts.st_size}:{facts.st_mtime_ns}\n".encode())

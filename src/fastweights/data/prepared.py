@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastweights.errors import UserError
+from fastweights.files import taking_turns
 
 FORMAT = 1
 """Raised when the layout of prepared folders changes; older folders are then prepared anew."""
@@ -37,11 +37,14 @@ def user_cache() -> Path:
 
 
 def prepared_folder(root: Path, name: str) -> Path:
-    """Where a prepared dataset lies or belongs: below the data root, or in the user's cache if that is read-only."""
-    if is_prepared(root / "prepared" / name):
+    """Where a prepared dataset lies or belongs: below the data root, or in the user's cache if that is read-only.
+
+    There its name says which root it is of: another one may hold other files of the same name.
+    """
+    if is_prepared(root / "prepared" / name) or is_writable(root):
         return root / "prepared" / name
-    base = root if is_writable(root) else user_cache()
-    return base / "prepared" / name
+    of_root = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:8]
+    return user_cache() / "prepared" / f"{name}-{of_root}"
 
 
 def is_writable(folder: Path) -> bool:
@@ -68,18 +71,19 @@ def content_hash(arrays: Arrays) -> str:
 
 def save(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
     """Write a prepared folder in one piece; `content_hash` and `format` are added to the manifest."""
+    draft = folder.with_name(f".{folder.name}.draft")  # always the same: one left by a killed process is overwritten
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            for name, array in arrays.items():
-                np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
-            whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
-            (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
-            draft.chmod(0o755)
-            _put_in_place(draft, folder)
-        finally:
+        with taking_turns(folder.parent):
             shutil.rmtree(draft, ignore_errors=True)
+            try:
+                draft.mkdir()
+                for name, array in arrays.items():
+                    np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+                whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
+                (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
+                _put_in_place(draft, folder)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written ({error.strerror or error}); nothing of it was kept: make room there, or name "

@@ -24,6 +24,8 @@ HIGHEST_RATIO = 1000
 """Unpacked to packed: deflate cannot do more than 1,032, and no picture or text comes near it."""
 HARMLESS = 2**20
 """A file no larger than this may be packed as well as it likes."""
+LARGEST_INNER = 2**29
+"""Bytes of all archives inside others together, which are held in memory."""
 DEEPEST = 2
 """Archives inside an archive are opened down to this depth."""
 
@@ -34,6 +36,7 @@ class Files:
     def __init__(self, paths: Iterable[Path]) -> None:
         self._readers: dict[str, Callable[[], bytes]] = {}
         self._open: list[zipfile.ZipFile] = []
+        self._inner_bytes = 0
         try:
             for path in paths:
                 self._add(path)
@@ -85,6 +88,9 @@ class Files:
                 continue
             name = f"{label}/{inside}"
             if entry.filename.lower().endswith(".zip") and depth < DEEPEST:
+                self._inner_bytes += entry.file_size
+                if self._inner_bytes > LARGEST_INNER:
+                    raise UserError(f"{label} is refused: the archives in it are too large; unpack it first.")
                 self._add_zip(io.BytesIO(_read_entry(archive, entry, label)), name, depth + 1)
             else:
                 self._readers[name] = lambda entry=entry: _read_entry(archive, entry, label)  # type: ignore[misc]
