@@ -46,6 +46,13 @@ def test_an_output_layer_binds_one_hots_and_adds_without_activation() -> None:
     torch.testing.assert_close(layer(queries, layer.write(keys, labels)), expected)
 
 
+@pytest.mark.parametrize(("activated", "gain"), [(True, 2 / (1 + SLOPE**2)), (False, 1.0)])
+def test_slow_weights_begin_as_wide_as_their_activation_asks(activated: bool, gain: float) -> None:
+    layer = FastLinear(500, 400, SLOTS, activated=activated)
+    assert layer.slow is not None
+    assert layer.slow.weight.var().item() == pytest.approx(gain / 500, rel=0.05)
+
+
 def test_the_projection_is_uniform_fixed_and_stored() -> None:
     drawn = label_projection(50, 400)
     assert drawn.abs().max() <= 1 / math.sqrt(400)

@@ -117,6 +117,12 @@ def test_the_optimal_memory_tends_to_the_pseudo_inverse() -> None:
     torch.testing.assert_close(keys @ sums.mT, labels, rtol=1e-6, atol=1e-6)
 
 
+def test_the_penalty_of_the_optimal_memory_has_a_floor() -> None:
+    rule, keys, labels = Optimal(penalty=1e-30), torch.randn(TASKS, EXAMPLES, 4), one_hots([0, 1, 2, 3, 4, 0]).float()
+    expected = ridge_sums(keys, labels.expand(TASKS, -1, -1), torch.tensor(0.01))
+    torch.testing.assert_close(rule.write(keys, labels.expand(TASKS, -1, -1))["sums"], expected)
+
+
 def test_equal_keys_do_not_break_the_optimal_memory_in_float32() -> None:
     rule = Optimal(penalty=1e-6)
     keys = (10 * torch.randn(1, 1, 64)).expand(1, 25, 64)

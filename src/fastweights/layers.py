@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SLOPE = 0.2
 """Negative slope of the leaky ReLUs: the paper names no value; this is the default of the framework it used."""
+Shapes = Mapping[str, tuple[int | None, ...]]
+"""Sizes of named tensors behind the task dimension; None is any size."""
 
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -66,6 +68,7 @@ class FastLinear(nn.Module):
         if rule is None and not slow:
             raise ValueError("a FastLinear without a fast and without a slow path computes nothing")
         self.rule, self.activated, self.truncated = rule, activated, truncated
+        self.trace_shapes: Shapes = {} if rule is None else rule.trace_shapes(slots, inputs, outputs)
         slope = SLOPE if activated else 1.0
         self.slow = he_init(nn.Linear(inputs, outputs, bias=bias), slope) if slow else None
         has_projection = rule is not None and not rule.needs_errors and projected

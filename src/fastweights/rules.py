@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastweights import memory
 from fastweights.encoders import has_triton
-from fastweights.layers import SLOPE, he_init
+from fastweights.layers import SLOPE, Shapes, he_init
 
 Trace = Mapping[str, Tensor]
 
@@ -35,6 +35,10 @@ class Rule(nn.Module):
 
     needs_errors = False
     """Whether `write` is given the errors at the layer's outputs instead of labels."""
+
+    def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
+        """What a trace is made of, behind the task dimension, by C, D and E; None is any size."""
+        raise NotImplementedError
 
     def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
         """Bind keys (T, n, D) to a signal: labels (T, n, C) or errors (T, n, E)."""
@@ -58,6 +62,9 @@ class Hebb(Rule):
 
     Write n C D, read q C (D + E), memory C D whatever the number of examples.
     """
+
+    def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
+        return {"sums": (slots, inputs)}
 
     def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
         return {"sums": memory.write_sums(keys, signal)}
@@ -109,6 +116,9 @@ class Optimal(Rule):
         super().__init__()
         self.log_penalty = nn.Parameter(torch.tensor(math.log(penalty)))
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
+        return {"keys": (None, inputs), "labels": (None, slots), "sums": (slots, inputs)}
 
     def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
         sums = ridge_sums(keys, signal, self.log_penalty.exp() + self.FLOOR)
@@ -171,6 +181,9 @@ class Gradient(Rule):
             nn.LeakyReLU(SLOPE),
             he_init(nn.Linear(self.HIDDEN, 1), 1.0),
         )
+
+    def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
+        return {"memory": (inputs, outputs)}
 
     def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
         return {"memory": self.map_gradient(memory.write(keys, signal))}

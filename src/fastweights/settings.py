@@ -1,5 +1,6 @@
 """Everything that can be chosen about a learner and its training, in two flat dataclasses: what a checkpoint holds."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
@@ -42,13 +43,13 @@ def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 
 
 def is_of(value: Any, kind: Any) -> bool:
-    """Whether a value is of a setting's type."""
+    """Whether a value is of a setting's type; no setting is infinite."""
     if kind == tuple[int, ...]:
         return isinstance(value, tuple) and len(value) > 0 and all(type(number) is int for number in value)
     if kind == tuple[str, ...]:
         return isinstance(value, tuple) and all(type(word) is str for word in value)
     if kind is float:
-        return type(value) in (int, float)
+        return type(value) in (int, float) and math.isfinite(value)
     return type(value) is kind
 
 
@@ -119,8 +120,10 @@ class LearnerSettings(_Settings):
                 raise UserError(f"{field.name} is {value}, which is too small.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is a probability from 0 up to, but not including, 1; not {self.dropout}.")
-        if self.label_noise < 0:
-            raise UserError(f"label_noise is at least 0, not {self.label_noise}.")
+        if not 0 <= self.label_noise < math.inf:
+            raise UserError(f"label_noise is a number of at least 0, not {self.label_noise}.")
+        if not 0 < self.inner_rate < math.inf:
+            raise UserError(f"inner_rate is a positive number, not {self.inner_rate}.")
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def _check_ranges(settings: TrainSettings) -> None:
             if not fits(values[name]):
                 raise UserError(f"{_called(name)} {wanted}, not {values[name]}.")
     for name in WEIGHTS:
-        if not values[name] >= 0:
+        if not 0 <= values[name] < math.inf:
             raise UserError(f"{name} is a weight of at least 0, not {values[name]}.")
 
 

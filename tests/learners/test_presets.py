@@ -160,7 +160,9 @@ def test_overrides_as_they_are_typed() -> None:
         ({"blocks": [1, 2]}, r"blocks wants whole numbers"),
         ({"filters": 0}, r"filters is 0, which is too small"),
         ({"dropout": 1.0}, r"dropout is a probability"),
-        ({"label_noise": -0.1}, r"label_noise is at least 0"),
+        ({"label_noise": -0.1}, r"label_noise is a number of at least 0"),
+        ({"label_noise": float("nan")}, r"label_noise wants a number, not nan"),
+        ({"inner_rate": 0.0}, r"inner_rate is a positive number"),
     ],
 )
 def test_wrong_overrides_are_named(overrides: dict[str, Any], message: str) -> None:

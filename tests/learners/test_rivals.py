@@ -97,3 +97,12 @@ def test_the_pixel_baseline_recognises_what_it_has_seen() -> None:
     seen = learner.predict(learner.describe(episode.support_x, episode.support_y), episode.support_x)
     assert torch.equal(seen.argmax(-1), episode.support_y)
     assert not list(learner.parameters())
+
+
+def test_the_nearest_mean_is_found_among_long_keys_that_share_a_part() -> None:
+    shared = 1000 * torch.ones(1, 1, 64, dtype=torch.float64)
+    means = torch.randn(1, 5, 64, dtype=torch.float64)
+    queries = (shared + means + 0.1 * torch.randn_like(means)).float()
+    logits = nearest_mean((shared + means).float(), torch.arange(5).unsqueeze(0), queries, 5)
+    assert logits.argmax(-1).tolist() == [[0, 1, 2, 3, 4]]
+    assert (logits <= 0).all()

@@ -1,6 +1,7 @@
 """What users may ask of a described task: to add to it, to forget a class of it, to keep it on disk."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,13 @@ def test_mistakes_are_named() -> None:
         learner.extend(state, episode.support_x, episode.support_y + 3)
     with pytest.raises(UserError, match=r"need labels of shape \(3, 8\)"):
         learner.describe(episode.support_x, episode.support_y[:, :5])
+    with pytest.raises(UserError, match="-1 is none"):
+        learner.describe(episode.support_x, episode.support_y - 1)
+    for labels in (episode.support_y.float(), episode.support_y.int()):
+        with pytest.raises(UserError, match="labels are int64"):
+            learner.describe(episode.support_x, labels)
+    with pytest.raises(UserError, match="at least one label, not 0"):
+        learner.describe(episode.support_x[:, :0], episode.support_y[:, :0])
 
 
 @pytest.mark.parametrize("name", [*CHANGEABLE, *FIXED])
@@ -154,13 +162,59 @@ def test_a_state_of_other_tasks_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("whose", "asked"), [("hebb", "softmax"), ("fc+softmax", "softmax"), ("matching", "prototypical"), ("maml", "hebb")]
+    ("whose", "asked"),
+    [
+        ("hebb", "softmax"),
+        ("hebb", "optimal"),
+        ("optimal", "hebb"),
+        ("gradient", "hebb"),
+        ("hebb", "maml"),
+        ("fc+softmax", "softmax"),
+        ("matching", "prototypical"),
+        ("maml", "hebb"),
+    ],
 )
 def test_a_state_of_another_learner_is_refused(whose: str, asked: str) -> None:
     makers, episode = {**CHANGEABLE, **FIXED}, tiny.noise_episode()
     state = makers[whose]().eval().describe(episode.support_x, episode.support_y)
     with pytest.raises(UserError, match="is not one of"):
         makers[asked]().eval().predict(state, episode.query_x)
+    if asked in CHANGEABLE:
+        with pytest.raises(UserError, match="is not one of"):
+            makers[asked]().eval().forget(state, 0)
+
+
+@pytest.mark.parametrize("name", [*CHANGEABLE, *FIXED])
+def test_a_state_is_made_of_what_its_learner_says(name: str) -> None:
+    learner, episode = {**CHANGEABLE, **FIXED}[name]().eval(), tiny.noise_episode()
+    learner.check_state(learner.describe(episode.support_x, episode.support_y), episode.query_x)
+
+
+@pytest.mark.parametrize("change", [{"slots": 4}, {"filters": 8}])
+@pytest.mark.parametrize("rule", ["hebb", "optimal", "gradient"])
+def test_a_state_of_another_model_is_refused(rule: str, change: dict[str, int]) -> None:
+    settings = LearnerSettings(item_shape=(12, 12, 1), slots=5, filters=4, layers=2, width=10, rule=rule)
+    one, other = build_learner(settings).eval(), build_learner(replace(settings, **change)).eval()
+    episode = tiny.noise_episode()
+    state = one.describe(episode.support_x, episode.support_y)
+    if (rule, change) == ("gradient", {"slots": 4}):  # its memory is not of label slots
+        assert other.predict(state, episode.query_x).shape[-1] == episode.way
+        return
+    with pytest.raises(UserError, match=r"of another model: its hidden\.\w+ has the shape"):
+        other.predict(state, episode.query_x)
+
+
+@pytest.mark.parametrize("name", ["hebb", "softmax", "normalised"])
+def test_what_is_recalled_is_in_the_order_of_the_labels(name: str) -> None:
+    learner, episode = CHANGEABLE[name]().eval(), tiny.noise_episode()
+    state = learner.describe(episode.support_x, episode.support_y)
+    recalled = learner.recall(state, episode.query_x)
+    assert recalled is not None
+    assert recalled.shape == (*episode.query_y.shape, episode.way)
+    order = torch.tensor([2, 0, 3, 1])
+    renamed = learner.describe(episode.support_x, order[episode.support_y])
+    torch.testing.assert_close(learner.recall(renamed, episode.query_x)[..., order], recalled, rtol=1e-4, atol=1e-4)
+    assert CHANGEABLE["prototypical"]().recall(state, episode.query_x) is None
 
 
 @pytest.mark.parametrize("name", [*CHANGEABLE, *FIXED])
@@ -180,7 +234,9 @@ def test_broken_missing_and_unwritable_files_are_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{name} cannot be read as a state"):
             load_state(tmp_path / name)
     with pytest.raises(UserError, match="cannot be written"):
-        save_state(tmp_path / "no folder" / "state", {"sums": torch.zeros(1)})
+        save_state(tmp_path / "broken" / "state", {"sums": torch.zeros(1)})
+    save_state(tmp_path / "new folder" / "state", {"sums": torch.zeros(1)})
+    assert load_state(tmp_path / "new folder" / "state").keys() == {"sums"}
 
 
 def test_a_failed_save_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

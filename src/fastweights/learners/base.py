@@ -10,6 +10,7 @@ from torch.func import vmap
 
 from fastweights.episodes import Episode
 from fastweights.errors import UserError
+from fastweights.layers import Shapes
 
 State = Mapping[str, Tensor]
 """What a learner keeps of the tasks it was told: a flat dict of tensors, each with a leading task dimension."""
@@ -70,6 +71,28 @@ class Learner(nn.Module):
         return at_least_float32(self.encoder(x.flatten(0, 1))).unflatten(0, x.shape[:2])
 
     @property
+    def state_shapes(self) -> Shapes:
+        """What a state of this learner is made of."""
+        raise NotImplementedError
+
+    def check_state(self, state: State, x: Tensor | None = None) -> None:
+        """Refuse a state of another kind of learner or another model, or of another number of tasks than items are."""
+        shapes = self.state_shapes
+        if set(shapes) != set(state):
+            raise UserError(
+                f"this state, of {', '.join(state) or 'nothing'}, is not one of {self._name}, which needs "
+                f"{', '.join(shapes)}."
+            )
+        for name, shape in shapes.items():
+            found = tuple(state[name].shape[1:])
+            fits = len(found) == len(shape) and all(a in (None, b) for a, b in zip(shape, found, strict=True))
+            if not fits:
+                wanted = ", ".join("any" if size is None else str(size) for size in shape)
+                raise UserError(f"this state is of another model: its {name} has the shape {found}, not ({wanted}).")
+        if x is not None:
+            check_tasks(state, x)
+
+    @property
     def _name(self) -> str:
         return type(self).__name__
 
@@ -96,20 +119,6 @@ class KeyLearner(Learner):
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         self.check_state(state, query_x)
         return self.answer(state, self.embed(query_x))
-
-    def check_state(self, state: State, x: Tensor) -> None:
-        """Refuse a state that is of another number of tasks than items are, or of another kind of learner."""
-        check_tasks(state, x)
-        names = self.names_in_state
-        if set(names) != {name.partition(".")[0] for name in state}:
-            raise UserError(
-                f"this state, of {', '.join(state)}, is not one of {self._name}, which needs {', '.join(names)}."
-            )
-
-    @property
-    def names_in_state(self) -> tuple[str, ...]:
-        """What a state of this learner has; before a dot, where it has several of a kind."""
-        raise NotImplementedError
 
     def forward(self, episode: Episode) -> Tensor:
         return self.answers_and_keys(episode)[0]
@@ -152,8 +161,12 @@ def full_precision(head: Head) -> Head:
 
 
 def count_classes(labels: Tensor, way: int | None) -> int:
-    """N: as given, or read off the labels."""
-    return int(labels.max()) + 1 if way is None else way
+    """N: as given, or read off the labels, which are looked at only then."""
+    if way is not None:
+        return way
+    if int(labels.min()) < 0:
+        raise UserError(f"labels are whole numbers from 0; {int(labels.min())} is none.")
+    return int(labels.max()) + 1
 
 
 def check_labels(x: Tensor, y: Tensor) -> None:
@@ -162,6 +175,8 @@ def check_labels(x: Tensor, y: Tensor) -> None:
             f"items of shape {tuple(x.shape)} need labels of shape {tuple(x.shape[:2])} (tasks, items), "
             f"not {tuple(y.shape)}."
         )
+    if y.dtype != torch.int64 or y.numel() == 0:
+        raise UserError(f"labels are int64 tensors of at least one label, not {y.numel()} of {y.dtype}.")
 
 
 def check_tasks(state: State, x: Tensor) -> None:

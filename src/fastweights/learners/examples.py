@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastweights.layers import Shapes
 from fastweights.learners.base import KeyLearner, State, check_label, full_precision
 
 
@@ -15,8 +16,8 @@ class ExampleLearner(KeyLearner):
         return {"keys": keys, "labels": F.one_hot(labels, way).to(keys.dtype)}
 
     @property
-    def names_in_state(self) -> tuple[str, ...]:
-        return "keys", "labels"
+    def state_shapes(self) -> Shapes:
+        return {"keys": (None, getattr(self.encoder, "width", None)), "labels": (None, None)}
 
     @full_precision
     def bind_more(self, state: State, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
@@ -28,6 +29,7 @@ class ExampleLearner(KeyLearner):
 
     def forget(self, state: State, label: int) -> dict[str, Tensor]:
         """Examples of the label are left without one, not cut out, so that tasks stay aligned."""
+        self.check_state(state)
         way = state["labels"].shape[2]
         check_label(label, way)
         others = torch.arange(way, device=state["labels"].device) != label

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.errors import UserError
-from fastweights.layers import SLOPE, FastLinear, disturbed
+from fastweights.layers import SLOPE, FastLinear, Shapes, disturbed
 from fastweights.learners.base import (
     KeyLearner,
     State,
@@ -98,8 +98,12 @@ class FastWeights(KeyLearner):
         return state
 
     @property
-    def names_in_state(self) -> tuple[str, ...]:
-        return ("slots", *(name for name, layer in self._layers.items() if layer.rule is not None))
+    def state_shapes(self) -> Shapes:
+        shapes: dict[str, tuple[int | None, ...]] = {"slots": (None,)}
+        for name, layer in self._layers.items():
+            for trace, shape in layer.trace_shapes.items():
+                shapes[f"{name}.{trace}"] = shape
+        return shapes
 
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
@@ -131,6 +135,7 @@ class FastWeights(KeyLearner):
         return {"slots": slots, **named(name, self._layers[name].extend(part(state, name), keys, one_hots))}
 
     def forget(self, state: State, label: int) -> dict[str, Tensor]:
+        self.check_state(state)
         check_label(label, state["slots"].shape[1])
         name = self._changeable_layer("forget a class; describe the task anew without it")
         rule = self._layers[name].rule

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fastweights.layers import he_init
+from fastweights.layers import Shapes, he_init
 from fastweights.learners.base import (
     Learner,
     State,
     at_least_float32,
     bound_logits,
     check_labels,
-    check_tasks,
     check_way,
     count_classes,
     draw_slots,
@@ -69,10 +68,14 @@ class MAML(Learner):
         return {"slots": slots, **adapted}
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
-        check_tasks(state, query_x)
+        self.check_state(state, query_x)
         parameters = {name: tensor for name, tensor in state.items() if name != "slots"}
         logits = vmap(self._call, randomness="different")(parameters, query_x)
         return bound_logits(logits, state["slots"])
+
+    @property
+    def state_shapes(self) -> Shapes:
+        return {"slots": (None,), **{name: tuple(p.shape) for name, p in self.network.named_parameters()}}
 
     def adapt(self, x: Tensor, y: Tensor, slots: Tensor) -> Parameters:
         """The parameters that suit one task: items (n, *item) with labels (n), bound to output units (N)."""

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights import memory
+from fastweights.layers import Shapes
 from fastweights.learners.base import UNSEEN, KeyLearner, State, check_label, full_precision
 
 
@@ -24,8 +25,8 @@ class Prototypical(KeyLearner):
         return class_sums(keys, labels, way)
 
     @property
-    def names_in_state(self) -> tuple[str, ...]:
-        return "sums", "counts"
+    def state_shapes(self) -> Shapes:
+        return {"sums": (None, getattr(self.encoder, "width", None)), "counts": (None,)}
 
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
@@ -41,6 +42,7 @@ class Prototypical(KeyLearner):
         }
 
     def forget(self, state: State, label: int) -> dict[str, Tensor]:
+        self.check_state(state)
         way = state["counts"].shape[1]
         check_label(label, way)
         others = torch.arange(way, device=state["counts"].device) != label
@@ -62,8 +64,13 @@ def class_sums(keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
 
 
 def nearness(sums: Tensor, counts: Tensor, queries: Tensor) -> Tensor:
-    """Negative squared distances of queries (T, q, D) to the means of classes: (T, q, N)."""
-    means = sums / counts.clamp(min=1).unsqueeze(-1)
+    """Negative squared distances of queries (T, q, D) to the means of classes: (T, q, N).
+
+    All are first moved by the mean of the examples: of long keys that share a part, the squares' difference would be
+    rounding.
+    """
+    middle = sums.sum(1, keepdim=True) / counts.sum(1).clamp(min=1).view(-1, 1, 1)
+    means, queries = sums / counts.clamp(min=1).unsqueeze(-1) - middle, queries - middle
     products = queries @ means.mT
     squares = queries.square().sum(-1, keepdim=True) + means.square().sum(-1).unsqueeze(1)
     return (2 * products - squares).masked_fill((counts == 0).unsqueeze(1), UNSEEN)

@@ -1,6 +1,5 @@
 """States on disk: what a learner was told of some tasks, as a safetensors file."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -9,21 +8,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fastweights.errors import UserError
+from fastweights.files import replacing
 from fastweights.learners.base import State
 
 
 def save_state(path: Path | str, state: State) -> None:
-    """Write a state. The file appears whole or not at all: it is written beside its place and renamed into it."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a state. The file appears whole or not at all."""
     try:
-        # Cloned, since tensors that share memory cannot be stored.
-        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}, draft)
-        draft.replace(path)
+        with replacing(Path(path)) as draft:
+            # Cloned, since tensors that share memory cannot be stored.
+            save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}, draft)
     except (OSError, SafetensorError) as error:
         raise UserError(f"the state cannot be written to {path}: {error}.") from None
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load_state(path: Path | str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
