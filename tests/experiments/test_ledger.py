@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,8 @@ def test_counts_survive_packing():
         ({"experiment": "ptb-5way-1shot-all"}, "'protocol'"),
         ({"protocol": "pooled"}, "'protocol'"),
         ({"config": []}, "'config'"),
-        ({"config": {"training": None}}, "'config' holds None for training"),
+        ({"config": {"learner": {}, "training": None}}, "'config' holds 'None' for training"),
+        ({"config": {"training": {}}}, "'config' holds 'None' for learner"),
         ({"commit": ""}, "'commit' is empty"),
         ({"test_tasks": 1}, "'test_tasks'"),
         ({"train_seconds": -1.0}, "'train_seconds' is negative"),
@@ -115,6 +117,7 @@ def test_merging_keeps_the_first_of_two_numbers_and_says_so(tmp_path):
     ledger.append(there, [second[0]], [second[1]])
     assert ledger.merge(here, there).refused == (first[0].name,)
     assert ledger.read(here) == [first[0]]
+    assert ledger.read_details(here)[first[0].key] == first[1]
 
 
 def test_a_broken_file_is_not_merged_at_all(tmp_path):
@@ -137,6 +140,48 @@ def test_a_retired_line_that_comes_back_is_known(tmp_path):
     ledger.append(here, [new[0]], [new[1]])
     assert ledger.merge(here, elsewhere) == ledger.Merged(0, 1, ())
     assert ledger.read(here) == [new[0]]
+    ledger.retire(here, [new[0]])
+    ledger.retire(here, [new[0]])  # as if it had been broken off the first time
+    kept = [json.loads(text)["test_accuracy"] for text in ledger.retired_path(here).read_text().splitlines()]
+    assert kept == [70.0, 100.0]
+
+
+def test_a_line_is_never_without_its_details(tmp_path, monkeypatch):
+    line, details = made_up()
+    written = []
+    monkeypatch.setattr(ledger, "_write", lambda at, records: written.append(at.name))
+    ledger.append(tmp_path / "runs.jsonl", [line], [details])
+    assert written == ["runs.details.jsonl", "runs.jsonl"]
+
+
+def test_a_line_has_to_follow_from_its_details(tmp_path):
+    line, details = made_up()
+    for change in ({"test_accuracy": 70.5}, {"centroid_accuracy": 61.0}, {"test_tasks": 5}):
+        with pytest.raises(UserError, match="does not follow from the answers"):
+            ledger.append(tmp_path / "runs.jsonl", [replace(line, **change)], [details])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"questions": 3}, "of 3 questions of a task more were answered"),
+        ({"curve": {}}, "'curve' has to hold train and validation"),
+        ({"centroid_right": ledger.pack(np.array([1]))}, "do not fit together"),
+    ],
+)
+def test_broken_details_are_named(tmp_path, change, complaint):
+    _, details = made_up()
+    write(tmp_path / "runs.details.jsonl", {**as_json(details), **change})
+    with pytest.raises(UserError, match=complaint):
+        ledger.read_details(tmp_path / "runs.jsonl")
+
+
+def test_a_line_may_hold_what_elsewhere_ends_lines(tmp_path):
+    line, details = made_up()
+    odd = replace(line, commit="a\u2028b\u0085c")
+    ledger.append(tmp_path / "runs.jsonl", [odd], [details])
+    assert ledger.read(tmp_path / "runs.jsonl") == [odd]
 
 
 def test_two_processes_take_turns(tmp_path):

@@ -16,6 +16,7 @@ from fastweights.experiments.compare import Measured, by_group, compare, compare
 from fastweights.experiments.pages import Grid, Heading, Text, from_markdown, to_html, to_markdown
 from fastweights.experiments.recipes import changes_of
 from fastweights.learners import build_learner
+from fastweights.presets import preset
 from fastweights.settings import LearnerSettings, TrainSettings
 
 from .conftest import made_up
@@ -60,6 +61,13 @@ def test_a_number_shows_the_interval_of_its_tasks_and_the_deviation_of_its_seeds
     assert both.command == "fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb --recipe best --seeds 2"
 
 
+def test_a_number_just_below_its_target_has_missed_it(tmp_path):
+    path = write_ledger(tmp_path, made_up(right=(2, 3, 3, 2)))
+    text = report.write(path)[0].read_text()
+    assert "| 50.21 | 50.00 ± 1.00 (1 seed) | missed by 0.21 |" in text
+    assert "0 of 28 reached" in text
+
+
 def test_a_ledger_that_is_not_there_is_no_empty_one(tmp_path):
     with pytest.raises(UserError, match=r"run\.jsonl does not exist"):
         report.write(tmp_path / "new" / "run.jsonl")
@@ -92,6 +100,7 @@ def test_numbers_come_from_the_ledger(tmp_path):
     readme, page = report.write(path)
     text = readme.read_text()
     assert "| mini-imagenet 5-way 1-shot | 50.21 | 70.00 ± 1.00 (1 seed) | reached |" in text
+    assert "| reached |" in text
     assert "missed by 12.68" in text  # the gradient's 35.00 against 47.68
     assert "`fwcnn-gradient` - `fwcnn-hebb` | -35.00" in text
     assert "`fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb/truncated --recipe best --seeds 1`" in text
@@ -179,6 +188,7 @@ def test_pages():
     assert "<h2>A &amp; b</h2>" in html
     assert "<b>x</b> <code>y</code>, <em>z</em> &lt;w&gt;" in html
     assert "<td>1<br>2 | 3</td>" in html
+    assert "<code>a-*/b-*</code> <em>c</em>" in to_html([Text("`a-*/b-*` *c*")], "t")
     assert from_markdown("# T\n\none\ntwo\n\n") == [Heading("T", 1), Text("one two")]
 
 
@@ -237,8 +247,12 @@ def test_a_run_by_the_present_recipe_follows_it(small_benchmarks):
     assert not ledger.follows_recipe(line)
     training = {"steps": 12, "tasks_per_step": 2, "validate_every": 8, "validation_tasks": 10, "log_every": 2}
     line.config["training"] |= {**training, "queries": 3, "test_tasks": 20}
-    line.config["learner"] |= {"width": 16, "filters": 8}
+    learner = preset("fwcnn-hebb", dataset="mini-imagenet", item_shape=(84, 84, 3), vocabulary=0, way=5, shot=1)
+    line.config["learner"] |= {**learner.to_json(), "width": 16, "filters": 8}
     assert ledger.follows_recipe(line)
+    for name, value in {"rule": "optimal", "filters": 7, "dropout": 0.4}.items():
+        other = replace(line, config={**line.config, "learner": {**line.config["learner"], name: value}})
+        assert not ledger.follows_recipe(other)
 
 
 def test_hand_written_paragraphs_are_unwrapped_and_lists_are_not():
@@ -277,7 +291,8 @@ def test_runs_on_other_data_are_not_compared_task_by_task():
 
 def test_a_setting_that_a_recipe_no_longer_has_is_noticed():
     training = asdict(TrainSettings()) | changes_of("best", "mini-imagenet-5way-1shot", "fwcnn-hebb").training
-    line = replace(made_up()[0], config={"learner": {}, "training": training})
+    learner = preset("fwcnn-hebb", dataset="mini-imagenet", item_shape=(84, 84, 3), vocabulary=0, way=5, shot=1)
+    line = replace(made_up()[0], config={"learner": learner.to_json(), "training": training})
     assert ledger.follows_recipe(line)
-    stale = replace(line, config={"learner": {}, "training": {**training, "classify": 0.5}})
+    stale = replace(line, config={**line.config, "training": {**training, "classify": 0.5}})
     assert not ledger.follows_recipe(stale)

@@ -153,6 +153,10 @@ def test_the_report_shows_what_was_compared(small_benchmarks, tmp_path, place):
             '[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"schedule": "cosin"}}]',
             "x: unknown schedule 'cosin'",
         ),
+        (
+            '[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"way": 3}}]',
+            "x: way is not for a candidate to change",
+        ),
     ],
 )
 def test_wrong_files_are_refused(tmp_path, text, why):

@@ -6,10 +6,9 @@ that learners can be compared task by task, and the learning curve.
 
 import base64
 import json
-import math
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,9 +17,9 @@ import numpy as np
 from fastweights.errors import UserError
 from fastweights.experiments.recipes import RECIPES, VARIANTS, changes_of
 from fastweights.experiments.tables import PROTOCOLS, parse_experiment
-from fastweights.files import read_text, replacing, taking_turns
-from fastweights.presets import PRESETS
-from fastweights.settings import TrainSettings
+from fastweights.files import read_lines, replacing, taking_turns
+from fastweights.presets import PRESETS, preset
+from fastweights.settings import LearnerSettings, TrainSettings, is_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class _Record:
             odd = sorted(set(values) ^ set(kinds))
             raise ValueError(f"the field {odd[0]!r} is {'missing' if odd[0] in kinds else 'not known'}")
         for name, kind in kinds.items():
-            if not _is_of(values[name], kind):
+            if not is_of(values[name], dict if kind == dict[str, Any] else kind):
                 raise ValueError(f"the field {name!r} holds {str(values[name])[:40]!r}")
         record = cls(**values)
         record.check()
@@ -74,14 +73,6 @@ class _Record:
         for name, right in known.items():
             if not right:
                 raise ValueError(f"the field {name!r} holds {getattr(self, name)!r}")
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    if kind in (int, str):
-        return type(value) is kind
-    return isinstance(value, dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +119,8 @@ class Line(_Record):
             if getattr(self, name) < 0:
                 raise ValueError(f"the field {name!r} is negative")
         for part in ("learner", "training"):
-            if not isinstance(self.config.get(part, {}), dict):
-                raise ValueError(f"the field 'config' holds {self.config[part]!r} for {part}")
+            if not isinstance(self.config.get(part), dict):
+                raise ValueError(f"the field 'config' holds {str(self.config.get(part))[:40]!r} for {part}")
         if self.test_tasks < 2:
             raise ValueError(f"the field 'test_tasks' holds {self.test_tasks}")
         for name in ("device", "torch", "commit", "data_hash"):
@@ -152,8 +143,20 @@ class Details(_Record):
 
     def check(self) -> None:
         super().check()
-        if self.questions < 1 or len(unpack(self.right)) != len(unpack(self.centroid_right)):
+        right, centroid_right = unpack(self.right), unpack(self.centroid_right)
+        if self.questions < 1 or len(right) != len(centroid_right) or len(right) == 0:
             raise ValueError("the answers to the test tasks do not fit together")
+        if max(right.max(), centroid_right.max()) > self.questions:
+            raise ValueError(f"of {self.questions} questions of a task more were answered rightly")
+        if set(self.curve) != {"train", "validation"}:
+            raise ValueError("the field 'curve' has to hold train and validation")
+
+    def require_behind(self, line: Line) -> None:
+        """Refuse a line that does not follow from these answers."""
+        of_details = len(self.shares), 100 * self.shares.mean(), 100 * self.centroid_shares.mean()
+        of_line = line.test_tasks, line.test_accuracy, line.centroid_accuracy
+        if any(abs(a - b) > 0.01 for a, b in zip(of_details, of_line, strict=True)):
+            raise UserError(f"{line.name} does not follow from the answers in its details; run it again.")
 
     @property
     def shares(self) -> np.ndarray:
@@ -191,10 +194,8 @@ def read_details(ledger: Path) -> dict[tuple[Any, ...], Details]:
 
 
 def _read(path: Path, kind: type[Any]) -> list[Any]:
-    if not path.exists():
-        return []
     records: dict[tuple[Any, ...], Any] = {}
-    for number, text in enumerate(read_text(path).splitlines(), 1):
+    for number, text in enumerate(read_lines(path), 1):
         try:
             record = kind.from_json(json.loads(text))
         except (ValueError, UserError) as error:
@@ -213,6 +214,10 @@ def append(ledger: Path, lines: Sequence[Line], details: Sequence[Details]) -> N
         for line in lines:
             if line.key in known:
                 raise UserError(f"{ledger} already holds {line.name}; a run counts once.")
+        for one in details:
+            for line in lines:
+                if line.key == one.key:
+                    one.require_behind(line)
         if details:
             stand_behind = {record.key: record for record in (*read_details(ledger).values(), *details)}
             _write(details_path(ledger), stand_behind.values())
@@ -235,18 +240,24 @@ OF_THE_CELL = frozenset(["dataset", "variant", "data_hash", "way", "shot", "prec
 
 def follows_recipe(line: Line) -> bool:
     """Whether the recipe still says what this run was made by; if not, its command no longer gives its number."""
-    changes = changes_of(line.recipe, parse_experiment(line.experiment).training, line.learner, line.variant)
-    defaults = {name: value for name, value in asdict(TrainSettings()).items() if name not in OF_THE_CELL}
-    expected = {"training": {**defaults, **changes.training}, "learner": changes.learner}
-    return all(
-        _as_json(line.config.get(part, {}).get(name, defaults.get(name))) == _as_json(value)
-        for part, values in expected.items()
-        for name, value in values.items()
-    )
-
-
-def _as_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    experiment = parse_experiment(line.experiment)
+    changes = changes_of(line.recipe, experiment.training, line.learner, line.variant)
+    try:
+        training = TrainSettings.from_json(line.config["training"])
+        learner = LearnerSettings.from_json(line.config["learner"])
+        asked = preset(
+            line.learner,
+            dataset=experiment.dataset,
+            item_shape=learner.item_shape,
+            vocabulary=learner.vocabulary,
+            way=learner.slots,
+            shot=experiment.shot,
+            **changes.learner,
+        )
+    except UserError:  # settings that there are no more
+        return False
+    of_the_cell = {name: getattr(training, name) for name in OF_THE_CELL}
+    return (learner, training) == (asked, replace(TrainSettings(), **{**changes.training, **of_the_cell}))
 
 
 def retired_path(ledger: Path) -> Path:
@@ -254,8 +265,7 @@ def retired_path(ledger: Path) -> Path:
 
 
 def _retired_texts(ledger: Path) -> list[str]:
-    path = retired_path(ledger)
-    return read_text(path).splitlines(keepends=True) if path.exists() else []
+    return [f"{text}\n" for text in read_lines(retired_path(ledger))]
 
 
 def retire(ledger: Path, retired: Sequence[Line]) -> Path:
@@ -263,7 +273,9 @@ def retire(ledger: Path, retired: Sequence[Line]) -> Path:
     path, gone = retired_path(ledger), {line.key for line in retired}
     with taking_turns(ledger.parent):
         with replacing(path) as draft:
-            draft.write_text("".join([*_retired_texts(ledger), *map(_text, retired)]), encoding="utf-8")
+            # Each once: this may have been broken off before.
+            texts = dict.fromkeys([*_retired_texts(ledger), *map(_text, retired)])
+            draft.write_text("".join(texts), encoding="utf-8")
         _write(ledger, [line for line in read(ledger) if line.key not in gone])
         _write(details_path(ledger), [one for key, one in read_details(ledger).items() if key not in gone])
     return path

@@ -103,8 +103,12 @@ def _html(block: Block) -> str:
 
 
 def _inline(text: str) -> str:
-    text = html.escape(text, quote=False).replace("\n", "<br>")
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+    """Code, bold and emphasis; within code, a star is a star."""
+    parts = re.split(r"`([^`]+)`", html.escape(text, quote=False).replace("\n", "<br>"))
+    return "".join(f"<code>{part}</code>" if number % 2 else _marked(part) for number, part in enumerate(parts))
+
+
+def _marked(text: str) -> str:
     text = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text)
     return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", text)
 

@@ -113,6 +113,8 @@ def reproduce(
         try:
             dataset = dataset_of(run, place, dataset, progress)
             results = carry_out(run, dataset, place, deadline, say, sinks)
+            lines = [line for line, _ in results or () if line.key not in known]
+            ledger.append(ledger_path, lines, [details for _, details in results or () if details.key not in known])
         except UserError as error:  # a loss that is no number, say: no reason to leave the other runs undone
             failed.append(f"{run}: {error}")
             say(failed[-1])
@@ -122,8 +124,6 @@ def reproduce(
         if results is None:
             unfinished = run
             break
-        lines = [line for line, _ in results if line.key not in known]
-        ledger.append(ledger_path, lines, [details for _, details in results if details.key not in known])
         finished.append(run)
         for line in lines:
             seen = " (of classes trained on)" if line.trained_on_validation else ""

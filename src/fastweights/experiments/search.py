@@ -19,11 +19,12 @@ from fastweights.data import Dataset
 from fastweights.data.progress import Report
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate
+from fastweights.experiments.ledger import OF_THE_CELL
 from fastweights.experiments.plan import Run, parse_cell
 from fastweights.experiments.recipes import changes_of
 from fastweights.experiments.reproduce import Place, dataset_of, settings_of
 from fastweights.experiments.tables import PROTOCOLS
-from fastweights.files import read_text, replacing
+from fastweights.files import append_lines, read_lines
 from fastweights.learners import Prototypical
 from fastweights.logs import JsonlLog, Sink
 from fastweights.settings import KINDS, LearnerSettings, TrainSettings, is_of
@@ -122,6 +123,9 @@ def _candidate(
         unknown = sorted(set(values or {}) - {field.name for field in fields(kind)})
         if unknown:
             raise UserError(f"{name}: there is no setting {unknown[0]!r}; see fastweights.settings.{kind.__name__}.")
+    of_the_cell = sorted(OF_THE_CELL & set(training or {}))
+    if of_the_cell:
+        raise UserError(f"{name}: {of_the_cell[0]} is not for a candidate to change; name another cell, or a seed.")
     run = Run(trained, model, variant, "best", protocol, seed)
     return Candidate(name, run, _tupled(training or {}), _tupled(learner or {}))
 
@@ -240,10 +244,8 @@ def _centroid_accuracy(training: Training) -> float:
 
 def read(record: Path) -> list[Tried]:
     """All lines; none where the file does not exist yet."""
-    if not record.exists():
-        return []
     try:
-        found = [Tried(**json.loads(text)) for text in read_text(record).splitlines()]
+        found = [Tried(**json.loads(text)) for text in read_lines(record)]
         for tried in found:
             _check_types(tried)
         return found
@@ -260,6 +262,4 @@ def _check_types(tried: Tried) -> None:
 
 
 def append(record: Path, tried: Tried) -> None:
-    with replacing(record) as draft:
-        former = read_text(record) if record.exists() else ""
-        draft.write_text(former + json.dumps(asdict(tried), ensure_ascii=False) + "\n", encoding="utf-8")
+    append_lines(record, [json.dumps(asdict(tried), ensure_ascii=False)])
