@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import blobs
 
+from fastweights.bench import random_items
 from fastweights.data.items import Dataset, Items, TextItems
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
@@ -80,6 +81,9 @@ def test_evaluation_tasks_stay_what_they_are():
     data = Dataset("blobs", {"test": blobs(12, 10, seed=2)}, "blobs")
     first = next(iter(EvaluationTasks(data, "test", way=3, shot=1, queries=1, tasks=2)))
     assert first.tolist() == [[[9, 3], [42, 43], [114, 110]], [[99, 96], [110, 119], [33, 30]]]
+    text = Dataset("noise", {"test": random_items("ptb", 4, torch.device("cpu"), classes=20)}, "noise")
+    first = next(iter(EvaluationTasks(text, "test", way=3, shot=1, queries=1, tasks=2)))
+    assert first.tolist() == [[[32, 33], [36, 37], [24, 27]], [[68, 70], [4, 5], [55, 53]]]
 
 
 def test_small_classes_are_named_with_their_counts():

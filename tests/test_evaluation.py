@@ -1,12 +1,16 @@
 """The evaluator: its shortcut over shared keys gives the answers of describing every task by itself."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from fastweights.encoders import CNN
 from fastweights.episodes import EvaluationTasks
-from fastweights.evaluation import SharedKeys, evaluate
+from fastweights.errors import UserError
+from fastweights.evaluation import Evaluation, SharedKeys, evaluate
 from fastweights.learners import MAML, Learner, Matching, Prototypical
 from fastweights.learners.fast_weights import FastWeights
 from fastweights.learners.maml import normalise_by_batch
@@ -81,3 +85,37 @@ def test_shared_keys_are_those_of_the_learner_kept_or_not(dataset, kept: int) ->
     for positions in (torch.tensor([[5, 0, 5], [7, 119, 0]]), torch.tensor([[119, 1]])):
         torch.testing.assert_close(keys(positions), learner.embed(items.gather(positions)))
     assert learner.encoder.seen == (1 + 5 + 8 if kept else 1 + 8 + 8)
+
+
+def test_the_interval_is_that_of_the_mean_of_the_tasks() -> None:
+    found = Evaluation(torch.tensor([0.2, 0.4, 0.9, 0.5], dtype=torch.float64))
+    deviations = [(share - 0.5) ** 2 for share in (0.2, 0.4, 0.9, 0.5)]
+    assert found.accuracy == pytest.approx(0.5)
+    assert found.ci95 == pytest.approx(1.96 * math.sqrt(sum(deviations) / 3) / math.sqrt(4))
+    assert str(found) == "50.00 ± 28.85 %"
+    assert str(Evaluation(torch.tensor([0.5]))) == "50.00 %"
+
+
+def test_a_learner_is_left_in_its_mode_whatever_happens(dataset) -> None:
+    learner = LEARNERS["fast weights"]().train()
+    evaluate(learner, dataset.splits["test"], tasks_of(dataset, tasks=1))
+    assert learner.training
+    learner.slots = 2
+    with pytest.raises(UserError, match="2 label slots"):
+        evaluate(learner, dataset.splits["test"], tasks_of(dataset, tasks=1))
+    assert learner.training
+
+
+def test_wrong_questions_are_named(dataset) -> None:
+    with pytest.raises(UserError, match="no split 'exam'; there are train, val, test"):
+        EvaluationTasks(dataset, "exam", way=3, shot=1, queries=1, tasks=1)
+    with pytest.raises(UserError, match="at least 1 task"):
+        EvaluationTasks(dataset, "test", way=3, shot=1, queries=1, tasks=0)
+
+
+def test_a_copy_of_own_data_is_asked_the_same(dataset) -> None:
+    here, there = (
+        EvaluationTasks(replace(dataset, name=name), "test", way=3, shot=1, queries=1, tasks=5)
+        for name in ("/here/pictures", "/there/pictures")
+    )
+    assert torch.equal(torch.cat(list(here)), torch.cat(list(there)))

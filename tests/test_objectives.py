@@ -104,8 +104,8 @@ def test_blended_images_are_asked_for_both(dataset, learner_settings):
     positions = torch.randint(len(objective.class_of), (1, 6))[0]
     share = torch.rand(())
     torch.manual_seed(3)
-    loss, _ = objective()
-    expected = 0.0
+    loss, right = objective()
+    expected = expected_right = 0.0
     for i in range(6):
         one, other = items.values[positions[i]].double(), items.values[positions[5 - i]].double()
         image = (share * one + (1 - share) * other).round().to(torch.uint8)
@@ -113,6 +113,8 @@ def test_blended_images_are_asked_for_both(dataset, learner_settings):
         for weight, at in ((share, i), (1 - share, 5 - i)):
             label = objective.class_of[positions[at]].unsqueeze(0)
             expected += weight * F.cross_entropy(logits, label, label_smoothing=s.pretrain_label_smoothing) / 6
+            expected_right += weight * (logits.argmax(-1) == label).float().item() / 6
+    assert float(right) == pytest.approx(float(expected_right))
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
 

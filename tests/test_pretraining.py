@@ -125,3 +125,26 @@ def test_the_head_for_turns_learns_too(dataset, learner_settings, pretrained):
 def test_the_encoder_of_maml_is_not_shared(dataset, pretrained):
     ours, theirs = (dependencies(LearnerSettings(system=system), pretrained) for system in ("fast-weights", "maml"))
     assert ours != theirs
+
+
+def test_a_finished_encoder_is_not_replaced_by_a_half_finished_one(dataset, learner_settings, pretrained, tmp_path):
+    shelf = Shelf(tmp_path)
+    done = begin(learner_settings, pretrained, dataset, shelf=shelf)
+    path = shelf.path(learner_settings, done.settings)
+    late = Training(learner_settings, pretrained, dataset, shelf=shelf)
+    work = Pretraining(late.learner, late.head, late.items["train"], late.settings, graph=False)
+    work.step = 1
+    shelf.put(work, learner_settings, late.settings, 1.0)
+    assert checkpoint.load(path).counters["step"] == pretrained.pretrain_steps
+
+
+def test_steps_of_pretraining_end_small(dataset, learner_settings, pretrained):
+    training = Training(learner_settings, pretrained, dataset)
+    work = Pretraining(training.learner, training.head, training.items["train"], training.settings, graph=False)
+    rates = []
+    for done in (0.0, 0.5, 0.99):
+        work.take_step(0, done)
+        rates.append(float(work.take_step.optimizer.param_groups[0]["lr"]))
+    assert rates == pytest.approx(
+        [pretrained.pretrain_learning_rate * share for share in (1.0, 0.5, 0.000247)], rel=0.01
+    )

@@ -572,3 +572,47 @@ def test_changes_to_images_are_refused_for_texts(train_settings, wish):
     settings = LearnerSettings(encoder="lstm", item_shape=items.item_shape, vocabulary=texts.vocabulary)
     with pytest.raises(UserError, match="words holds texts"):
         Training(settings, replace(train_settings, **wish), texts)
+
+
+def test_weights_that_are_no_numbers_are_never_kept(dataset, learner_settings, train_settings, tmp_path):
+    training = Training(learner_settings, train_settings, dataset, folder=tmp_path, checkpoint_seconds=0.0)
+    training.sinks = [Spoil(10, training)]
+    with pytest.raises(UserError, match="the weights are not numbers at step 10"):
+        training.run()
+    saved = checkpoint.load(tmp_path / CHECKPOINT) if (tmp_path / CHECKPOINT).exists() else None
+    assert saved is None or all(tensor.isfinite().all() for tensor in saved.section("best").values())
+
+
+class Spoil(Lines):
+    """A sink that ruins a weight when a step is logged, just before its validation."""
+
+    def __init__(self, step: int, training: Training) -> None:
+        super().__init__()
+        self.step, self.training = step, training
+
+    def write(self, line) -> None:
+        if line["event"] == "train" and line["step"] == self.step:
+            with torch.no_grad():
+                next(self.training.learner.parameters())[0] = float("nan")
+
+
+def test_what_resuming_cannot_change_is_refused(dataset, learner_settings, train_settings, tmp_path):
+    train(learner_settings, replace(train_settings, steps=4), dataset, folder=tmp_path)
+    with pytest.raises(UserError, match="average cannot change"):
+        resume(tmp_path, dataset, average=0.9)
+    with pytest.raises(UserError, match="at step 4 already"):
+        resume(str(tmp_path), dataset, steps=3)
+
+
+def test_a_training_that_was_stopped_goes_on_when_it_is_run_again(dataset, learner_settings, train_settings):
+    training = Training(learner_settings, replace(train_settings, steps=5), dataset)
+    assert training.run(deadline=time.monotonic()).interrupted
+    assert training.run().counters.step == 5
+
+
+def test_of_equal_validations_the_first_is_kept(dataset, learner_settings, train_settings, monkeypatch):
+    settings = replace(train_settings, steps=6, tasks_per_step=1, validate_every=2)
+    training = Training(learner_settings, settings, dataset)
+    alike = training._evaluate(training.best, "val")
+    monkeypatch.setattr(Training, "_evaluate", lambda self, weights, split: alike)
+    assert training.run().counters.best_step == 2

@@ -9,7 +9,7 @@ from fastweights.learners import FastWeights, Learner, build_learner
 from fastweights.learners.state import load_state, save_state
 from fastweights.presets import preset
 from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.training import Training
+from fastweights.training import Training, resume
 
 __all__ = [
     "Dataset",
@@ -30,5 +30,6 @@ __all__ = [
     "load_learner",
     "load_state",
     "preset",
+    "resume",
     "save_state",
 ]

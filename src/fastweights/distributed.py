@@ -54,10 +54,13 @@ class Ranks:
         return shared.item()
 
 
+ALONE = Ranks()
+
+
 def join(device: torch.device) -> tuple[Ranks, torch.device]:
     """Join the processes that torchrun started; alone where there are none."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return Ranks(), device
+        return ALONE, device
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)

@@ -2,12 +2,13 @@
 
 Training tasks come from torch's generator, which the training loop seeds anew for each step: they are a function of
 (seed, step). Evaluation tasks are a function of (dataset, split, way, shot, seed) alone: they are drawn on the CPU in
-chunks of fixed size, so neither the learner, the device, the batch size nor the number of queries changes them.
+chunks of fixed size, so neither the learner, the device nor the batch size changes them.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -153,13 +154,19 @@ class EvaluationTasks:
     """The tasks on which learners are compared: the same for every learner, device and batch size.
 
     Iterating yields positions (up to CHUNK tasks at a time, on the CPU) for `EpisodeSampler.episode`. Asking for more
-    tasks only adds to the end of the list; asking for more queries leaves classes and support as they are.
+    tasks only adds to the end of the list; asking for more queries leaves classes and support as they are, except for
+    sentences with a blank: which of their tasks are void depends on the queries.
     """
 
     def __init__(
         self, dataset: Dataset, split: str, *, way: int, shot: int, queries: int, tasks: int, seed: int = 0
     ) -> None:
-        self.name = f"{dataset.full_name}/{split}/{way}-way/{shot}-shot/seed-{seed}"
+        if split not in dataset.splits:
+            raise UserError(f"{dataset.full_name} has no split {split!r}; there are {', '.join(dataset.splits)}.")
+        if tasks < 1:
+            raise UserError(f"at least 1 task has to be asked for, not {tasks}.")
+        # Own data are named by their path, of which the last part has to do: a copy shall be asked the same.
+        self.name = f"{Path(dataset.full_name).name}/{split}/{way}-way/{shot}-shot/seed-{seed}"
         self.tasks = tasks
         try:
             self.sampler = EpisodeSampler(dataset.splits[split].to("cpu"), way, shot, queries)

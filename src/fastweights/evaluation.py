@@ -1,7 +1,8 @@
 """The one evaluator: how often a learner is right, over tasks, with its 95 % confidence interval."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +39,8 @@ class Evaluation:
         return 1.96 * self.per_task.std().item() / math.sqrt(len(self.per_task))
 
     def __str__(self) -> str:
-        return f"{100 * self.accuracy:.2f} ± {100 * self.ci95:.2f} %"
+        interval = f" ± {100 * self.ci95:.2f}" if len(self.per_task) > 1 else ""
+        return f"{100 * self.accuracy:.2f}{interval} %"
 
 
 def evaluate(
@@ -55,11 +57,10 @@ def evaluate(
     sampler = EpisodeSampler(items, tasks.sampler.way, tasks.sampler.shot, tasks.sampler.queries)
     per_task = sampler.way * (sampler.shot + sampler.queries)
     at_once = max(1, items_at_once(items.device) // per_task)
-    was_training = learner.training
-    learner.eval()
     right: list[Tensor] = []
     # Batches differ in size from one evaluation to the next: not worth a compilation each.
-    with torch.no_grad(), autocast(precision, items.device), torch.compiler.set_stance("force_eager"):
+    force_eager = torch.compiler.set_stance("force_eager")
+    with evaluating(learner), torch.no_grad(), autocast(precision, items.device), force_eager:
         answer = _answerer(learner, items)
         for positions in tasks:
             for some in positions.split(at_once):
@@ -67,8 +68,18 @@ def evaluate(
                 right.append((answer(task).argmax(-1) == task.query_y).double().mean(-1))
                 if progress is not None:
                     progress(len(some))
-    learner.train(was_training)
     return Evaluation(torch.cat(right).cpu())
+
+
+@contextmanager
+def evaluating(learner: Learner) -> Iterator[None]:
+    """Eval mode, and then the mode that was, whatever happens."""
+    was_training = learner.training
+    learner.eval()
+    try:
+        yield
+    finally:
+        learner.train(was_training)
 
 
 def items_at_once(device: torch.device) -> int:

@@ -7,15 +7,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastweights.augment import TURNS, augment, augment_tasks
 from fastweights.data.items import Items
-from fastweights.distributed import Ranks
+from fastweights.distributed import ALONE, Ranks
 from fastweights.episodes import Episode, EpisodeSampler
 from fastweights.errors import UserError
 from fastweights.learners import Learner
 from fastweights.learners.base import KeyLearner
 from fastweights.precision import autocast
 from fastweights.settings import TrainSettings
-
-ALONE = Ranks()
 
 
 class MetaObjective:
@@ -43,7 +41,7 @@ class MetaObjective:
         return loss + besides, right
 
     def settle(self, sampler: EpisodeSampler) -> None:
-        """From now on ask as at test: tasks of that shape, and the bare loss.
+        """From now on ask as at test: tasks of that shape, and without label smoothing.
 
         Smoothed labels teach keys, but leave the layers above them treating label slots a little unequally.
         """

@@ -17,6 +17,7 @@ from torch import nn
 from fastweights import checkpoint
 from fastweights.data.items import Items
 from fastweights.episodes import seed_of
+from fastweights.files import taking_turns
 from fastweights.learners import Learner
 from fastweights.objectives import ClassifierObjective, new_turn_head
 from fastweights.settings import LearnerSettings, TrainSettings
@@ -97,8 +98,10 @@ class Shelf:
         sections = {name: module.state_dict() for name, module in modules.items()}
         if not work.done:
             sections["optimizer"] = checkpoint.optimizer_tensors(work.take_step.optimizer)
-        counters = {"seconds": seconds, "step": work.step}
-        checkpoint.save(self.path(learner, training), sections, learner, training, counters)
+        counters, path = {"seconds": seconds, "step": work.step}, self.path(learner, training)
+        with taking_turns(self.folder):  # another training may have come further with the same encoder
+            if not path.exists() or checkpoint.load(path).counters["step"] <= work.step:
+                checkpoint.save(path, sections, learner, training, counters)
 
     def take(self, work: Pretraining, learner: LearnerSettings, training: TrainSettings) -> float:
         """Bring pre-training to where it was left: the seconds it had taken, 0 where there is none such."""

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastweights.distributed import Ranks
+from fastweights.distributed import ALONE, Ranks
 from fastweights.episodes import seed_of
 from fastweights.errors import UserError
 
-ALONE = Ranks()
 Part = tuple[float, Iterable[Tensor]]
 """Parameters, and the share of the step size they are given."""
 EAGER_STEPS = 3

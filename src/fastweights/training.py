@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastweights import checkpoint
 from fastweights.data.items import Dataset
-from fastweights.distributed import Ranks
+from fastweights.distributed import ALONE, Ranks
 from fastweights.encoders import ResNet
 from fastweights.episodes import EpisodeSampler, EvaluationTasks, seed_of
 from fastweights.errors import UserError
@@ -27,7 +27,7 @@ from fastweights.precision import autocast
 from fastweights.pretraining import Pretraining, Progress, Shelf
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.settings_checks import check_fit, check_training
-from fastweights.steps import ALONE, Part, Rate, TrainStep, WeightAverage, mean_of_finite
+from fastweights.steps import Part, Rate, TrainStep, WeightAverage, mean_of_finite
 
 Weights = Mapping[str, Tensor]
 CHECKPOINT, MODEL, LOG, PRETRAINED = "checkpoint.safetensors", "model.safetensors", "log.jsonl", "pretrained"
@@ -67,7 +67,7 @@ class Training:
         settings: TrainSettings,
         dataset: Dataset,
         device: torch.device | str = "cpu",
-        folder: Path | None = None,
+        folder: Path | str | None = None,
         sinks: Sequence[Sink] = (),
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         ranks: Ranks = ALONE,
@@ -77,7 +77,8 @@ class Training:
         check_fit(learner_settings, settings, dataset.name, is_text=bool(dataset.vocabulary))
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
         self.learner_settings, self.settings, self.dataset = learner_settings, settings, dataset
-        self.folder, self.sinks, self.checkpoint_seconds = folder, list(sinks), checkpoint_seconds
+        self.folder = None if folder is None else Path(folder)
+        self.sinks, self.checkpoint_seconds = list(sinks), checkpoint_seconds
         torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
         self.learner = accelerated(build_learner(learner_settings).to(device)).train()
         if settings.key_length and not isinstance(self.learner, FastWeights):
@@ -86,7 +87,7 @@ class Training:
         if settings.train_on_validation:
             self.items["train"] = dataset.all_but_test().to(device)
         self.ranks, self.device = ranks, self.items["train"].device
-        self.shelf = Shelf(folder / PRETRAINED) if shelf is None and folder is not None else shelf
+        self.shelf = Shelf(self.folder / PRETRAINED) if shelf is None and self.folder is not None else shelf
         self.average = WeightAverage(self.learner, settings.average) if settings.average else None
         torch.manual_seed(seed_of(f"seed {settings.seed} pretraining"))
         self.head = (
@@ -177,7 +178,7 @@ class Training:
 
         Ctrl-C, and the deadline (by `time.monotonic`), interrupt: a checkpoint is written, to be resumed another time.
         """
-        self._deadline = deadline
+        self._deadline, self._stop, self.request.asked = deadline, False, False
         with self.request.listening():
             if self.settings.pretrain_steps and not self.counters.pretrained:
                 self.pretrain()
@@ -306,6 +307,7 @@ class Training:
 
     def _validate(self) -> None:
         candidate = self._candidate()
+        _require_finite(candidate, self.counters.step)
         accuracy = self._evaluate(candidate, "val").accuracy
         self.counters.validated_step = self.counters.step
         if accuracy > self.counters.best_accuracy or self.settings.train_on_validation:
@@ -364,6 +366,16 @@ class Training:
         self._saved_at = time.monotonic()
 
 
+def _require_finite(weights: Weights, step: int) -> None:
+    """A step whose loss was a number may still have ruined the weights."""
+    numbers = [tensor.isfinite().all() for tensor in weights.values() if tensor.is_floating_point()]
+    if not bool(torch.stack(numbers).all()):
+        raise UserError(
+            f"the weights are not numbers at step {step}: nothing after the last checkpoint was kept; try a lower "
+            "--learning-rate."
+        )
+
+
 def _copy(weights: Weights) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
@@ -381,7 +393,7 @@ def accelerated(learner: Learner) -> Learner:
 
 
 def resume(
-    folder: Path,
+    folder: Path | str,
     dataset: Dataset,
     device: torch.device | str = "cpu",
     sinks: Sequence[Sink] = (),
@@ -389,8 +401,14 @@ def resume(
     shelf: Shelf | None = None,
     **changes: Any,
 ) -> Training:
-    """A run as its checkpoint left it; `changes` (a new number of steps, say) replace settings."""
+    """A run as its checkpoint left it; `changes` of steps and seconds replace these settings."""
+    folder = Path(folder)
     saved = checkpoint.load(folder / CHECKPOINT)
+    fixed = sorted(set(changes) - {"steps", "seconds"})
+    if fixed:
+        raise UserError(f"{fixed[0]} cannot change in a resumed run; start a new one.")
+    if changes.get("steps", math.inf) < saved.counters.get("step", 0):
+        raise UserError(f"{saved.path} is at step {saved.counters['step']:,} already; give it more steps than that.")
     if saved.training.data_hash != dataset.content_hash:
         raise UserError(f"{saved.path} was trained on other data than {dataset.full_name} is now; train it anew.")
     settings = replace(saved.training, **changes)
