@@ -90,11 +90,12 @@ def _check_kind(name: str, dataset: str, settings: LearnerSettings) -> None:
     kinds = {True: "sentences", False: "images"}
     raise UserError(
         f"{name} is for {kinds[reads_text]}, but {dataset} holds {kinds[is_text]}; for these there are "
-        f"{', '.join(other for other in PRESETS if (_encoder(other) == 'lstm') == is_text)}."
+        f"{', '.join(other for other in PRESETS if (encoder_of(other) == 'lstm') == is_text)}."
     )
 
 
-def _encoder(name: str) -> str:
+def encoder_of(name: str) -> str:
+    """Which network a preset sees items by."""
     return str(PRESETS[name].settings.get("encoder", LearnerSettings.encoder))
 
 
@@ -155,7 +156,7 @@ def describe_presets() -> list[PresetRow]:
     """
     rows = []
     for name, chosen in PRESETS.items():
-        shape, vocabulary = ((64,), 10_000) if _encoder(name) == "lstm" else ((84, 84, 3), 0)
+        shape, vocabulary = ((64,), 10_000) if encoder_of(name) == "lstm" else ((84, 84, 3), 0)
         settings = preset(name, dataset="", item_shape=shape, vocabulary=vocabulary, way=5, shot=1)
         rule = settings.rule if settings.system == "fast-weights" else ""
         parameters = count_parameters(settings)

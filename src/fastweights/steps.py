@@ -4,6 +4,7 @@ On a GPU the whole step is captured once as a CUDA graph and replayed, so that t
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,10 +57,9 @@ class TrainStep:
         average: "WeightAverage | None" = None,
         graph: bool = False,
         ranks: Ranks = ALONE,
-        say: Callable[[str], None] = print,
     ) -> None:
         self.objective, self.rate, self.seed, self.average = objective, rate, seed, average
-        self.ranks, self.say = ranks, say
+        self.ranks = ranks
         self.optimizer = make_optimizer(parts, rate.peak, weight_decay, device, optimizer)
         self._may_capture = graph and device.type == "cuda" and not ranks.several
         self.expect_change()
@@ -121,7 +121,8 @@ class TrainStep:
             with torch.cuda.graph(graph):
                 self._step()
         except RuntimeError as error:
-            self.say(f"No CUDA graph ({str(error).splitlines()[0]}): going on without, more slowly.")
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"No CUDA graph ({reason}): going on without, more slowly.", stacklevel=2)
             torch.cuda.synchronize()
         else:
             self._graph = graph

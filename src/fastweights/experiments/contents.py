@@ -35,8 +35,7 @@ from fastweights.experiments.tables import (
     parse_experiment,
     published,
 )
-from fastweights.presets import PRESETS
-from fastweights.settings import LearnerSettings
+from fastweights.presets import PRESETS, encoder_of
 
 NOT_YET, NOT_OURS = "not yet run", "–"
 
@@ -294,7 +293,7 @@ def _paired(results: Results) -> list[Block]:
         if variant:
             continue
         about = _title(experiment) + (f" ({protocol})" if protocol else "")
-        encoder = str(PRESETS[learner].settings.get("encoder", LearnerSettings.encoder))
+        encoder = encoder_of(learner)
         hebb = results.groups.get((experiment, protocol, HEBB[encoder], "", recipe))
         comparisons = {f"`{learner}` - its nearest mean": compare_with_centroid(measured, results.details)}
         if hebb and learner != HEBB[encoder]:
@@ -320,7 +319,7 @@ def _curves(results: Results) -> list[Block]:
             details = results.details.get(measured.lines[0].key)
             if experiment not in table.experiments or variant or experiment.endswith("-all") or not details:
                 continue
-            encoder = str(PRESETS[learner].settings.get("encoder", LearnerSettings.encoder))
+            encoder = encoder_of(learner)
             title = f"{parse_experiment(experiment).training}, {encoder}" + (f", {protocol}" if protocol else "")
             seen = ", validation classes trained on" if measured.lines[0].trained_on_validation else ""
             tasks = int(measured.lines[0].config["training"].get("tasks_per_step", 1))
