@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastweights import evaluation
 from fastweights.encoders import CNN
 from fastweights.episodes import EvaluationTasks
 from fastweights.errors import UserError
@@ -119,3 +120,12 @@ def test_a_copy_of_own_data_is_asked_the_same(dataset) -> None:
         for name in ("/here/pictures", "/there/pictures")
     )
     assert torch.equal(torch.cat(list(here)), torch.cat(list(there)))
+
+
+def test_batches_may_be_filled_up(dataset, monkeypatch) -> None:
+    monkeypatch.setitem(evaluation.MULTIPLE, "cpu", 16)
+    learner, items = LEARNERS["nearest mean"]().eval(), dataset.splits["test"]
+    positions = torch.tensor([[5, 9, 119]])
+    keys = SharedKeys(learner, items)(positions)
+    assert learner.encoder.seen == 16 + 16
+    torch.testing.assert_close(keys, learner.embed(items.gather(positions)))

@@ -6,8 +6,10 @@ import pytest
 import torch
 from conftest import blobs
 
+from fastweights.data.items import Dataset
 from fastweights.encoders import CNN
-from fastweights.episodes import EpisodeSampler
+from fastweights.episodes import EpisodeSampler, EvaluationTasks
+from fastweights.evaluation import evaluate
 from fastweights.learners import build_learner
 from fastweights.objectives import MetaObjective
 from fastweights.precision import autocast
@@ -157,3 +159,13 @@ def test_training_on_a_gpu_learns(dataset):
     settings = replace(SHORT, steps=300, validate_every=1200, learning_rate=5e-3, precision="bfloat16")
     outcome = Training(NARROW, settings, dataset, "cuda").run()
     assert outcome.test.accuracy > 0.6
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_evaluation_by_shared_keys_agrees_with_the_cpu(precision):
+    torch.manual_seed(0)
+    learner, items = build_learner(replace(NARROW, system="prototypical")), blobs(12, 10, 2)
+    tasks = EvaluationTasks(Dataset("blobs", {"test": items}, "blobs"), "test", way=5, shot=1, queries=3, tasks=150)
+    expected = evaluate(learner, items, tasks).accuracy
+    found = evaluate(learner.cuda(), items.to("cuda"), tasks, precision).accuracy
+    assert found == pytest.approx(expected, abs=0.002 if precision == "float32" else 0.03)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastweights.all_words import AllWordsTasks
 from fastweights.data.items import Items
@@ -16,6 +17,8 @@ from fastweights.precision import autocast
 
 ITEMS_AT_ONCE = {"cpu": 512, "cuda": 16384}
 """About how many items go through an encoder in one batch: what stays in a CPU's cache, what fills a GPU."""
+MULTIPLE = {"cuda": 16}
+"""What the sizes of these batches are made multiples of: for others, kernels would be compiled once more."""
 NUMBERS_KEPT = 2**28
 """Keys are kept for further tasks unless those of a split are more numbers than these: 1 GiB."""
 
@@ -126,4 +129,6 @@ class SharedKeys:
         return self.keys[positions]
 
     def _embed(self, positions: Tensor) -> Tensor:
-        return self.learner.embed(self.items.gather(positions).unsqueeze(0))[0]
+        spare = -len(positions) % MULTIPLE.get(positions.device.type, 1)
+        batch = self.items.gather(F.pad(positions, (0, spare))).unsqueeze(0)
+        return self.learner.embed(batch)[0, : len(positions)]
