@@ -278,3 +278,10 @@ def test_classes_that_a_model_may_know_are_mentioned(monkeypatch, capsys, datase
     monkeypatch.setattr(cli, "load", lambda *arguments: replace(dataset, content_hash="divided anew"))
     assert call(monkeypatch, "evaluate", "run", "--tasks", "5", "--queries", "3") == 0
     assert "Note: blobs is divided otherwise" in capsys.readouterr().out
+
+
+def test_timing_on_a_cpu_takes_few_tasks_at_once(monkeypatch, capsys):
+    options = ["--shape", "omniglot", "--queries", "1", "--runs", "1", "--device", "cpu", "--set", "filters=4"]
+    assert call(monkeypatch, "bench", "fwcnn-hebb", *options, "--out", "bench.jsonl") == 0
+    with open("bench.jsonl") as record:
+        assert json.loads(record.read())["tasks_at_once"] == 4

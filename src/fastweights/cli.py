@@ -364,7 +364,9 @@ def bench(
     way: Annotated[int, typer.Option(help="Classes in a task.")] = 5,
     shot: Annotated[int, typer.Option(help="Examples of each class.")] = 1,
     queries: Annotated[int, typer.Option(help="Questions per class.")] = 15,
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks in a step or a batch.")] = 64,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="Tasks in a step or a batch. (default: 64 on a GPU, 4 on a CPU)")
+    ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a setting of the learners.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each measurement, for the spread.")] = 5,
     device: DeviceOption = "auto",
@@ -377,7 +379,7 @@ def bench(
     from fastweights import bench as benchmark  # deferred: matplotlib is slow to import
 
     where = find_device(device)
-    job = benchmark.Job(shape, way, shot, queries, tasks)
+    job = benchmark.Job(shape, way, shot, queries, tasks or (64 if where.type == "cuda" else 4))
     lines = []
     for name in learners or ["fwcnn-hebb"]:
         with console.status(f"timing {name}"):
