@@ -84,6 +84,7 @@ def test_shared_keys_are_those_of_the_learner_kept_or_not(dataset, kept: int) ->
     learner.key_scale.fill_(3.0)
     keys = SharedKeys(learner, items, kept)
     for positions in (torch.tensor([[5, 0, 5], [7, 119, 0]]), torch.tensor([[119, 1]])):
+        keys.compute(positions)
         torch.testing.assert_close(keys(positions), learner.embed(items.gather(positions)))
     assert learner.encoder.seen == (1 + 5 + 8 if kept else 1 + 8 + 8)
 
@@ -126,6 +127,7 @@ def test_batches_may_be_filled_up(dataset, monkeypatch) -> None:
     monkeypatch.setitem(evaluation.MULTIPLE, "cpu", 16)
     learner, items = LEARNERS["nearest mean"]().eval(), dataset.splits["test"]
     positions = torch.tensor([[5, 9, 119]])
-    keys = SharedKeys(learner, items)(positions)
+    keys = SharedKeys(learner, items)
+    keys.compute(positions)
     assert learner.encoder.seen == 16 + 16
-    torch.testing.assert_close(keys, learner.embed(items.gather(positions)))
+    torch.testing.assert_close(keys(positions), learner.embed(items.gather(positions)))

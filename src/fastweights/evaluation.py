@@ -19,6 +19,8 @@ ITEMS_AT_ONCE = {"cpu": 512, "cuda": 16384}
 """About how many items go through an encoder in one batch: what stays in a CPU's cache, what fills a GPU."""
 MULTIPLE = {"cuda": 16}
 """What the sizes of these batches are made multiples of: for others, kernels would be compiled once more."""
+FEW_NEW = 4
+"""So many times as many items are asked for at once where most keys are known already."""
 NUMBERS_KEPT = 2**28
 """Keys are kept for further tasks unless those of a split are more numbers than these: 1 GiB."""
 
@@ -59,12 +61,13 @@ def evaluate(
     """
     sampler = EpisodeSampler(items, tasks.sampler.way, tasks.sampler.shot, tasks.sampler.queries)
     per_task = sampler.way * (sampler.shot + sampler.queries)
-    at_once = max(1, items_at_once(items.device) // per_task)
+    by_keys = isinstance(learner, KeyLearner) and not learner.transductive
+    at_once = max(1, (FEW_NEW if by_keys else 1) * items_at_once(items.device) // per_task)
     right: list[Tensor] = []
     # Batches differ in size from one evaluation to the next: not worth a compilation each.
     force_eager = torch.compiler.set_stance("force_eager")
     with evaluating(learner), torch.no_grad(), autocast(precision, items.device), force_eager:
-        answer = _answerer(learner, items)
+        answer = _by_keys(learner, items) if by_keys else _by_items(learner, items)
         for positions in tasks:
             for some in positions.split(at_once):
                 task = sampler.laid_out(some)
@@ -89,24 +92,32 @@ def items_at_once(device: torch.device) -> int:
     return ITEMS_AT_ONCE.get(device.type, 512)
 
 
-def _answerer(learner: Learner, items: Items) -> Callable[[Episode], Tensor]:
-    """What gives the logits of tasks that are laid out as positions: by shared keys where a learner knows no more."""
-    if isinstance(learner, KeyLearner) and not learner.transductive:
-        keys = SharedKeys(learner, items)
-        return lambda task: _answer_by_keys(learner, task.map_x(keys))
-    return lambda task: _answer(learner, task.map_x(items.gather))
+Answer = Callable[[Episode], Tensor]
+"""Gives the logits of tasks that are laid out as positions."""
 
 
-def _answer(learner: Learner, task: Episode) -> Tensor:
-    return learner.predict(learner.describe(task.support_x, task.support_y, task.way), task.query_x)
+def _by_items(learner: Learner, items: Items) -> Answer:
+    def answer(task: Episode) -> Tensor:
+        task = task.map_x(items.gather)
+        return learner.predict(learner.describe(task.support_x, task.support_y, task.way), task.query_x)
+
+    return answer
 
 
-def _answer_by_keys(learner: KeyLearner, task: Episode) -> Tensor:
-    return learner.answer(learner.bind(task.support_x, task.support_y, task.way), task.query_x)
+def _by_keys(learner: Learner, items: Items) -> Answer:
+    assert isinstance(learner, KeyLearner)
+    keys = SharedKeys(learner, items)
+
+    def answer(task: Episode) -> Tensor:
+        keys.compute(torch.cat([task.support_x, task.query_x], dim=1))
+        task = task.map_x(keys)
+        return learner.answer(learner.bind(task.support_x, task.support_y, task.way), task.query_x)
+
+    return answer
 
 
 class SharedKeys:
-    """The keys of a split's items, each computed when a task first asks for it and kept for the others.
+    """The keys of a split's items, each computed when a task first needs it and kept for the others.
 
     Tasks are many and items few: 10,000 tasks of Omniglot, 20-way 5-shot, ask for each of its items 350 times.
     """
@@ -118,15 +129,18 @@ class SharedKeys:
         self.known = torch.zeros(count, dtype=torch.bool, device=items.device)
         self.keys = one.new_empty(count, width) if count * width <= kept else None
 
-    def __call__(self, positions: Tensor) -> Tensor:
-        """Keys (T, n, D) of the items at positions (T, n)."""
+    def compute(self, positions: Tensor) -> None:
+        """Have the keys of these items ready, unless all would be too many to keep."""
         if self.keys is None:
-            return self.learner.embed(self.items.gather(positions))
+            return
         new = positions[~self.known[positions]].unique()
         for some in new.split(items_at_once(new.device)):
             self.keys[some] = self._embed(some)
         self.known[new] = True
-        return self.keys[positions]
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Keys (T, n, D) of the items at positions (T, n)."""
+        return self.learner.embed(self.items.gather(positions)) if self.keys is None else self.keys[positions]
 
     def _embed(self, positions: Tensor) -> Tensor:
         spare = -len(positions) % MULTIPLE.get(positions.device.type, 1)
