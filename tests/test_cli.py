@@ -9,9 +9,10 @@ import torch
 from conftest import blobs
 from PIL import Image
 
-from fastweights import cli
+from fastweights import checkpoint, cli
 from fastweights.bench import random_items
 from fastweights.data.items import Dataset
+from fastweights.files import alone_in
 from fastweights.presets import PRESETS
 from fastweights.training import CHECKPOINT, LOG, MODEL
 
@@ -143,7 +144,9 @@ def test_resume_goes_on(monkeypatch, capsys, tmp_path):
     assert "--way cannot change" in sentence
     others = ["--learner", "maml-cnn", "--dataset", "blobs", "--set", "filters=9", "--precision", "bfloat16"]
     sentence = refused(monkeypatch, capsys, "train", "--resume", "--out", "run", *others)
-    assert "--dataset, --learner, --precision, --set cannot change" in sentence
+    assert "--learner, --precision, --set cannot change" in sentence
+    assert call(monkeypatch, "train", "--resume", "--out", "run", "--dataset", "blobs", "--steps", "9") == 0
+    assert "at step 9 already" in refused(monkeypatch, capsys, "train", "--resume", "--out", "run", "--steps", "3")
 
 
 def test_a_run_may_pretrain_and_average(monkeypatch, capsys, tmp_path):
@@ -285,3 +288,55 @@ def test_timing_on_a_cpu_takes_few_tasks_at_once(monkeypatch, capsys):
     assert call(monkeypatch, "bench", "fwcnn-hebb", *options, "--out", "bench.jsonl") == 0
     with open("bench.jsonl") as record:
         assert json.loads(record.read())["tasks_at_once"] == 4
+
+
+def test_nothing_asked_for_shows_the_help_alone(monkeypatch, capsys):
+    assert call(monkeypatch) == 2
+    said = capsys.readouterr()
+    assert "Usage" in said.out
+    assert "error" not in said.err
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("fastweights ")
+
+
+def test_names_of_models_are_shown_whole(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert call(monkeypatch, "models") == 0
+    assert "lstm-fwmlp-normalised" in capsys.readouterr().out
+
+
+def test_two_trainings_do_not_share_a_folder(monkeypatch, capsys, tmp_path):
+    with alone_in(tmp_path / "run"):
+        assert "another process is at work in run" in refused(
+            monkeypatch, capsys, "train", "--out", "run", *NARROW, *QUICK
+        )
+    assert train(monkeypatch) == 0
+    assert not (tmp_path / "run" / ".at-work").exists()
+
+
+def test_a_file_that_cannot_be_written_is_named(monkeypatch, capsys, tmp_path):
+    assert train(monkeypatch) == 0
+    assert "is a folder; name a file" in refused(monkeypatch, capsys, "episodes", "run", "-o", ".")
+    (tmp_path / "file").touch()
+    sentence = refused(monkeypatch, capsys, "episodes", "run", "-o", "file/x.png")
+    assert "file" in sentence
+    assert "Errno" not in sentence
+    monkeypatch.setattr(checkpoint, "save_file", full_disk)
+    said = refused(monkeypatch, capsys, "train", "--out", "new", *NARROW, *QUICK)
+    assert "safetensors cannot be written (no space)" in said
+
+
+def full_disk(*_, **__):
+    raise OSError("no space")
+
+
+def test_a_loaded_learner_carries_no_gradients_along(monkeypatch, tmp_path):
+    assert train(monkeypatch) == 0
+    learner, _ = checkpoint.load_learner(tmp_path / "run")
+    state = learner.describe(torch.zeros(1, 2, 8, 8, 1, dtype=torch.uint8), torch.tensor([[0, 1]]))
+    assert not any(tensor.requires_grad for tensor in state.values())
+
+
+@pytest.mark.parametrize(("option", "value"), [("--way", "1"), ("--seed", "-1"), ("--seed", str(10**23))])
+def test_numbers_that_make_no_sense_are_refused(monkeypatch, capsys, option, value):
+    assert option in refused(monkeypatch, capsys, "train", "--out", "run", *NARROW, *QUICK, option, value)

@@ -1,5 +1,7 @@
 """Hebbian fast weights: learning from one example."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from fastweights.checkpoint import load_learner
 from fastweights.data import Dataset, Items, load
 from fastweights.episodes import Episode, EpisodeSampler, EvaluationTasks
@@ -10,6 +12,11 @@ from fastweights.learners.state import load_state, save_state
 from fastweights.presets import preset
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.training import Training, resume
+
+try:
+    __version__ = version("fastweights")
+except PackageNotFoundError:  # run from a folder of sources
+    __version__ = "unknown"
 
 __all__ = [
     "Dataset",

@@ -20,6 +20,8 @@ from fastweights.files import replacing
 from fastweights.learners import Learner, build_learner
 from fastweights.settings import LearnerSettings, TrainSettings
 
+MODEL = "model.safetensors"
+"""What the model of a run is called in its folder."""
 FORMAT = "fastweights-1"
 Tensors = dict[str, Tensor]
 
@@ -51,8 +53,13 @@ def save(
         f"{section}.{name}": t.detach().cpu().contiguous() for section, s in sections.items() for name, t in s.items()
     }
     header = {"learner": learner.to_json(), "training": training.to_json(), "counters": dict(counters)}
-    with replacing(path) as draft:
-        save_file(tensors, draft, metadata={"format": FORMAT, "fastweights": json.dumps(header)})
+    try:
+        with replacing(path) as draft:
+            save_file(tensors, draft, metadata={"format": FORMAT, "fastweights": json.dumps(header)})
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} cannot be written ({error}); what was there before is kept: make room there."
+        ) from None
 
 
 def load(path: Path | str) -> Saved:
@@ -80,11 +87,15 @@ def load(path: Path | str) -> Saved:
 
 
 def load_learner(path: Path | str, device: torch.device | str = "cpu") -> tuple[Learner, Saved]:
-    """The learner in a file, with its best weights, in eval mode."""
-    saved = load(path)
+    """The learner in a file, or in the folder of a run, with its best weights: to be asked, not to be trained on.
+
+    In eval mode and without gradients, which a state that is added to for days would carry along.
+    """
+    path = Path(path)
+    saved = load(path / MODEL if path.is_dir() else path)
     learner = build_learner(saved.learner)
     fill(learner, saved.section("best"), saved.path)
-    return learner.to(device).eval(), saved
+    return learner.to(device).eval().requires_grad_(False), saved
 
 
 def fill(module: nn.Module, tensors: Tensors, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from fastweights import checkpoint
+from fastweights import __version__, checkpoint
 from fastweights.console import console, say
 from fastweights.data import Dataset, load
 from fastweights.data.commands import app as data_app
@@ -25,6 +25,7 @@ from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate as run_evaluation
 from fastweights.experiments import commands as experiments
+from fastweights.files import alone_in
 from fastweights.learners import Learner
 from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensorboard_is_installed
 from fastweights.precision import choose_precision
@@ -54,6 +55,24 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        say(f"fastweights {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+]
+
+
+@app.callback()
+def options(version: VersionOption = False) -> None:
+    """Learning from one example with Hebbian fast weights."""
+
+
 app.add_typer(data_app, name="data")
 app.add_typer(experiments.results_app, name="results")
 app.command()(experiments.reproduce)
@@ -105,7 +124,9 @@ def train(
     head_steps: Annotated[
         int | None, typer.Option(help="The first of them, for the layers above the encoder alone. (default: 0)")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop after this long, whatever the steps.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after this long, whatever the steps; 0 is no limit.")
+    ] = None,
     tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. (default: 4)")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam or sgd. (default: adam)")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Its step size. (default: 0.001)")] = None,
@@ -183,13 +204,14 @@ def train(
         changes = [*(change or []), *([f"placement={placement}"] if placement else [])]
         training = _fresh(data, learner or "fwcnn-hebb", changes, where, ranks, out, given)
     assert training.folder is not None
-    training.sinks = open_sinks(training.folder, training.counters.step) if ranks.first else []
-    try:
-        outcome = training.run()
-    finally:
-        for sink in training.sinks:
-            sink.close()
-        leave()
+    with alone_in(training.folder) if ranks.first else nullcontext():
+        training.sinks = open_sinks(training.folder, training.counters.step) if ranks.first else []
+        try:
+            outcome = training.run()
+        finally:
+            for sink in training.sinks:
+                sink.close()
+            leave()
     if ranks.first:
         _report(training, outcome)
 
@@ -231,11 +253,14 @@ def _resumed(
 ) -> Training:
     if out is None:
         raise UserError("--resume needs --out, the folder of the run to go on with.")
-    fixed = sorted(set(given) - {"steps", "seconds"})
+    saved = checkpoint.load(out / CHECKPOINT)
+    before = saved.training.to_json()
+    changed = sorted(name for name, value in given.items() if name not in before or value != before[name])
+    fixed = [name for name in changed if name not in ("steps", "seconds")]
     if fixed:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise UserError(f"{options} cannot change in a resumed run; leave it out, or start a new run.")
-    saved = checkpoint.load(out / CHECKPOINT)
+    given = {name: given[name] for name in changed}
     dataset = load_dataset(saved.training.dataset, root, saved.training.variant)
     return resume(out, dataset, device, ranks=ranks, **given)
 
@@ -350,7 +375,7 @@ def demo(
 @app.command()
 def models() -> None:
     """List the models there are, with their number of parameters on the paper's benchmark for them."""
-    table = Table("model", "encoder", "rule", "parameters", "what")
+    table = Table(Column("model", no_wrap=True), "encoder", "rule", "parameters", "what")
     for row in describe_presets():
         table.add_row(row.name, row.encoder, row.rule or row.system, f"{row.parameters:,}", row.what)
     console.print(table)
@@ -479,14 +504,28 @@ def main() -> None:
     """Run the command line; every failure that a user can cause is one sentence and exit code 2."""
     try:
         sys.exit(app(standalone_mode=False) or 0)
-    except (UserError, OSError) as error:
+    except UserError as error:
         _fail(str(error), 2)
+    except OSError as error:
+        _fail(_in_words(error), 2)
     except (KeyboardInterrupt, Interrupted):
         _fail("interrupted.", 130)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
+        if not error.format_message():  # nothing was asked for: the help has been shown
+            sys.exit(2)
         _fail(error.format_message(), 2)  # a wrong option or argument, in typer's words
+
+
+def _in_words(error: OSError) -> str:
+    """Which file, and what is wrong with it; of a draft, the file it was to become."""
+    if not error.filename or not error.strerror:
+        return str(error)
+    path = Path(str(error.filename))
+    if path.name.startswith(".") and path.name.endswith(".draft"):
+        path = path.with_name(path.name[1:].removesuffix(".draft"))
+    return f"{path}: {error.strerror[0].lower()}{error.strerror[1:]}; name another place."
 
 
 def _fail(sentence: str, code: int) -> None:

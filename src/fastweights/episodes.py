@@ -165,8 +165,9 @@ class EvaluationTasks:
             raise UserError(f"{dataset.full_name} has no split {split!r}; there are {', '.join(dataset.splits)}.")
         if tasks < 1:
             raise UserError(f"at least 1 task has to be asked for, not {tasks}.")
-        # Own data are named by their path, of which the last part has to do: a copy shall be asked the same.
-        self.name = f"{Path(dataset.full_name).name}/{split}/{way}-way/{shot}-shot/seed-{seed}"
+        # Own data are named by their path, but a copy shall be asked the same.
+        whose = dataset.content_hash if Path(dataset.name).is_absolute() else dataset.full_name
+        self.name = f"{whose}/{split}/{way}-way/{shot}-shot/seed-{seed}"
         self.tasks = tasks
         try:
             self.sampler = EpisodeSampler(dataset.splits[split].to("cpu"), way, shot, queries)

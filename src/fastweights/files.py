@@ -24,6 +24,8 @@ def replacing(path: Path) -> Iterator[Path]:
     The draft's name is fixed, so one left behind by a killed process is overwritten by the next; two that are at it at
     the same time take turns.
     """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     with taking_turns(path.parent):
@@ -58,6 +60,25 @@ def taking_turns(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Refuse to work in a folder that another process is at work in (where files can be locked, that is)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / ".at-work"
+    with mark.open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another process is at work in {folder}; wait for it, or choose another.") from None
+            except OSError:
+                pass
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -30,7 +30,8 @@ from fastweights.settings_checks import check_fit, check_training
 from fastweights.steps import Part, Rate, TrainStep, WeightAverage, mean_of_finite
 
 Weights = Mapping[str, Tensor]
-CHECKPOINT, MODEL, LOG, PRETRAINED = "checkpoint.safetensors", "model.safetensors", "log.jsonl", "pretrained"
+MODEL = checkpoint.MODEL
+CHECKPOINT, LOG, PRETRAINED = "checkpoint.safetensors", "log.jsonl", "pretrained"
 """The files of a run's folder, and the folder in it of an encoder that was pre-trained for it alone."""
 CHECKPOINT_SECONDS = 15.0
 """Checkpoints are written after a validation, but not more often than this."""

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fastweights.data import TextItems, load, own
@@ -146,6 +147,12 @@ def test_changed_files_are_prepared_anew_and_unchanged_ones_are_not(tmp_path, mo
     assert load(str(folder), tmp_path).content_hash != first.content_hash
     load(str(folder), tmp_path, "16")
     assert len(list((tmp_path / "prepared").iterdir())) == 2  # of two variants; nothing of what the files were before
+
+
+def test_pictures_may_be_prepared_as_negatives(tmp_path):
+    folder = unpack(tmp_path / "x", pictures())
+    plain, negative = (load(str(folder), tmp_path, f"16-grey{end}").splits["train"].values for end in ("", "-negative"))
+    assert torch.equal(255 - plain, negative)
 
 
 def test_a_class_with_too_few_items_is_reported_by_name_and_count(tmp_path):

@@ -74,6 +74,14 @@ def test_a_ledger_that_is_not_there_is_no_empty_one(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_what_somebody_else_wrote_is_not_overwritten(tmp_path):
+    path = write_ledger(tmp_path, made_up())
+    (tmp_path / "README.md").write_text("# My own notes\n")
+    with pytest.raises(UserError, match="was not written by fastweights report"):
+        report.write(path)
+    assert (tmp_path / "README.md").read_text() == "# My own notes\n"
+
+
 def test_an_empty_ledger_still_gives_a_report(tmp_path):
     (tmp_path / "runs.jsonl").touch()
     readme, page = report.write(tmp_path / "runs.jsonl")

@@ -184,6 +184,17 @@ def test_a_damaged_record_is_refused(small_benchmarks, tmp_path, place, damage):
         search.read(record)
 
 
+def test_one_that_fails_does_not_keep_the_others_from_being_tried(small_benchmarks, tmp_path, place):
+    listed = candidates(
+        tmp_path,
+        {"name": "far too fast", "cell": CELL, "training": {"learning_rate": 1e30}},
+        {"name": "as it is", "cell": CELL},
+    )
+    with pytest.raises(UserError, match=r"1 of 2 candidates failed: far too fast .* not a? ?number"):
+        search.search(listed, tmp_path / "s.jsonl", place, lambda sentence: None)
+    assert [tried.name for tried in search.read(tmp_path / "s.jsonl")] == ["as it is"]
+
+
 def test_a_bar_is_not_begun_for_what_cannot_be_trained(small_benchmarks, tmp_path, place):
     listed = candidates(tmp_path, {"name": "too wide", "cell": CELL, "training": {"train_way": 500}})
     begun = []

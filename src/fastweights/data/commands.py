@@ -24,6 +24,7 @@ from fastweights.errors import UserError
 app = typer.Typer(help="Get, check, prepare and look at datasets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="omniglot, mini-imagenet, ptb, strokes, or the path of your own data.")]
+Benchmark = Annotated[str, typer.Argument(help="omniglot, mini-imagenet or ptb.")]
 Root = Annotated[Path | None, typer.Option("--data-root", help="Where datasets lie, if not in FASTWEIGHTS_DATA.")]
 Variant = Annotated[str, typer.Option("--variant", help="Which split or protocol; own pictures: a size, grey, rgb.")]
 
@@ -44,7 +45,7 @@ def list_datasets(data_root: Root = None) -> None:
 
 @app.command()
 def get(
-    name: Name,
+    name: Benchmark,
     given: Annotated[
         list[Path] | None, typer.Option("--from", help="A file or folder that you have already; may be repeated.")
     ] = None,
@@ -69,7 +70,7 @@ def get(
 
 
 @app.command()
-def verify(name: Name, data_root: Root = None) -> None:
+def verify(name: Benchmark, data_root: Root = None) -> None:
     """Check a benchmark's files: counts, the hash of their contents, and what differs from what is known."""
     root = data_root or default_data_root()
     module = named.benchmark(name)

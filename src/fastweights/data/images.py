@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from fastweights.data.items import Dataset, Items
 from fastweights.data.prepared import load_array, read_manifest, save
@@ -55,6 +55,8 @@ def opened(data: bytes, name: str) -> Iterator[Image.Image]:
         yield image
     except UserError:
         raise
+    except UnidentifiedImageError:
+        raise UserError(f"{name} is not a readable picture (of no known format); replace it.") from None
     except UNREADABLE as error:
         raise UserError(f"{name} is not a readable picture ({error}); replace it.") from None
 

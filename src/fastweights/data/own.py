@@ -78,7 +78,7 @@ def _signature(path: Path) -> str:
 
 
 def prepare_images(path: Path, folder: Path, variant: str = "", progress: Report = silent) -> None:
-    size, channels = _parse_variant(variant)
+    size, channels, negative = _parse_variant(variant)
     with Files([path]) as files:
         groups = _group_pictures(files, path)
         if channels is None:
@@ -86,7 +86,8 @@ def prepare_images(path: Path, folder: Path, variant: str = "", progress: Report
         size = size or (GREY_SIZE if channels == 1 else COLOUR_SIZE)
 
         def decode(data: bytes, name: str) -> np.ndarray:
-            return _decode(data, name, size, channels)
+            pixels = _decode(data, name, size, channels)
+            return 255 - pixels if negative else pixels
 
         splits = {}
         for split, classes in groups.items():
@@ -97,15 +98,16 @@ def prepare_images(path: Path, folder: Path, variant: str = "", progress: Report
     save_images(folder, splits, manifest)
 
 
-def _parse_variant(variant: str) -> tuple[int | None, int | None]:
-    """ "64-grey" -> (64, 1); what is not said is None."""
-    match = re.fullmatch(r"(\d{1,4})?-?(grey|rgb)?", variant)
+def _parse_variant(variant: str) -> tuple[int | None, int | None, bool]:
+    """ "64-grey-negative" -> (64, 1, True); what is not said is None, or no negative."""
+    match = re.fullmatch(r"(\d{1,4})?-?(grey|rgb)?-?(negative)?", variant)
     size = int(match[1]) if match and match[1] else None
     if not match or (size is not None and not 4 <= size <= 1024):
         raise UserError(
-            f"{variant!r} is no way to prepare pictures; write a size from 4 to 1024, grey, rgb, or 64-grey."
+            f"{variant!r} is no way to prepare pictures; write a size from 4 to 1024, grey or rgb, negative, or "
+            "several, as in 64-grey-negative."
         )
-    return size, {"grey": 1, "rgb": 3, None: None}[match[2]]
+    return size, {"grey": 1, "rgb": 3, None: None}[match[2]], bool(match[3])
 
 
 def _group_pictures(files: Files, path: Path) -> Groups:

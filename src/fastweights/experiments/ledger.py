@@ -198,7 +198,7 @@ def _read(path: Path, kind: type[Any]) -> list[Any]:
     for number, text in enumerate(read_lines(path), 1):
         try:
             record = kind.from_json(json.loads(text))
-        except (ValueError, UserError) as error:
+        except (ValueError, RecursionError, UserError) as error:
             raise UserError(f"{path}, line {number}: {error}; restore the file from version control.") from None
         if record.key in records:
             raise UserError(f"{path}, line {number}: {record.name} is there a second time; remove one of them.")

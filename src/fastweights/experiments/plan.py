@@ -13,7 +13,7 @@ from fastweights.experiments.tables import (
     TABLES,
     parse_experiment,
 )
-from fastweights.presets import PRESETS
+from fastweights.presets import PRESETS, encoder_of
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,8 @@ def parse_cell(name: str) -> tuple[str, str, str]:
         raise UserError(f"there is no model {learner!r} to run {experiment} with; there are {', '.join(PRESETS)}.")
     if variant and variant not in VARIANTS:
         raise UserError(f"there is no variant {variant!r}; there are {', '.join(VARIANTS)}.")
+    if (encoder_of(learner) == "lstm") != training.startswith("ptb"):
+        raise UserError(f"{learner} cannot be asked {experiment}: one is for sentences, the other for images.")
     return training, learner, variant
 
 

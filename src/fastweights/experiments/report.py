@@ -14,6 +14,8 @@ from fastweights.files import read_text, replacing
 
 README, PAGE, NOTES, PCA = "README.md", "report.html", "notes.md", "task-pca.svg"
 """What lies beside the ledger: two forms of the report, what is written by hand, and one drawing."""
+OURS = "`fastweights report`"
+"""What is in every report."""
 BEGIN, END = "<!-- table: written by fastweights report -->", "<!-- end of table -->"
 """What the summary on the front page stands between."""
 
@@ -37,6 +39,9 @@ def write(ledger_path: Path) -> tuple[Path, ...]:
     """Write both forms beside the ledger, and the summary on the project's front page, where there is one."""
     results = read_results(ledger_path)
     blocks = contents(results)
+    readme = ledger_path.parent / README
+    if readme.exists() and OURS not in read_text(readme):
+        raise UserError(f"{readme} was not written by fastweights report; move it, or the ledger, elsewhere.")
     texts = {
         ledger_path.parent / README: to_markdown(blocks),
         ledger_path.parent / PAGE: to_html(blocks, "fastweights: results"),

@@ -144,6 +144,7 @@ def search(
 ) -> int:
     """Try candidates out and add each to the record as it is done; how many there were."""
     dataset: Dataset | None = None
+    failed: list[str] = []
     known = {_identity(tried.name, tried.cell, tried.protocol, tried.seed, tried.changes) for tried in read(record)}
     for done, candidate in enumerate(candidates):
         run, changes = candidate.run, {**candidate.training, **candidate.learner}
@@ -151,7 +152,12 @@ def search(
             say(f"{candidate.name} ({run.cell}): is in {record} already")
             continue
         dataset = dataset_of(candidate.run, place, dataset, progress)
-        tried = try_out(candidate, dataset, place, sinks)
+        try:
+            tried = try_out(candidate, dataset, place, sinks)
+        except UserError as error:  # a loss that is no number, say: no reason to leave the others untried
+            failed.append(f"{candidate.name} ({run.cell}): {error}")
+            say(failed[-1])
+            continue
         if tried is None:
             return done
         append(record, tried)
@@ -161,6 +167,8 @@ def search(
             f"{tried.seconds:.0f} s"
         )
         gc.collect()  # see reproduce
+    if failed:
+        raise UserError(f"{len(failed)} of {len(candidates)} candidates failed: {' '.join(failed)}")
     return len(candidates)
 
 
