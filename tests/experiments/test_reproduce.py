@@ -170,6 +170,24 @@ def test_one_bad_run_does_not_keep_the_others_from_being_done(small_benchmarks, 
     assert "loss is not a number" in summary.failed[0]
 
 
+def test_what_another_process_has_done_meanwhile_does_not_keep_the_others_from_being_done(
+    small_benchmarks, tmp_path, place, monkeypatch
+):
+    carry_out = reproduce.carry_out
+
+    def twice(run, *rest):
+        results = carry_out(run, *rest)
+        if run == RUN:
+            ledger.append(tmp_path / "runs.jsonl", [line for line, _ in results], [details for _, details in results])
+        return results
+
+    monkeypatch.setattr(reproduce, "carry_out", twice)
+    other = replace(RUN, seed=1)
+    summary, _ = go([RUN, other], tmp_path, place)
+    assert summary.finished == (other,)
+    assert "already holds" in summary.failed[0]
+
+
 def test_variants_change_the_learner(small_benchmarks, tmp_path, place):
     run = Run("mini-imagenet-5way-1shot", "fwcnn-hebb", variant="softmax-fast-only")
     go([run], tmp_path, place)
