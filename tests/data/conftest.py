@@ -89,7 +89,8 @@ def small_mini(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 @pytest.fixture
 def small_ptb(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """Three files of sentences whose words are as unevenly frequent as in any language."""
-    sizes = {"TEST_WORDS": 20, "VALIDATION_WORDS": 5, "FREQUENT": 10, "LENGTH": 12}
+    lines = {"train": 801, "valid": 151, "test": 201}
+    sizes = {"TEST_WORDS": 20, "VALIDATION_WORDS": 5, "FREQUENT": 10, "LENGTH": 12, "LINES": lines}
     for constant, value in sizes.items():
         monkeypatch.setattr(ptb, constant, value)
     words = ["<unk>", "N", *(f"w{n}" for n in range(150))]

@@ -107,11 +107,11 @@ def test_damage_to_the_prepared_form_is_found(ptb_root):
 
 def test_what_was_prepared_from_other_files_is_not_used_any_more(ptb_root, small_ptb, tmp_path):
     run("prepare", "ptb", "--data-root", ptb_root)
-    longer = {name: data + b" w1 w2 w3 \n" for name, data in small_ptb.items()}
-    unpack(ptb_root / "ptb", longer)
+    other = {name: data.replace(b" w1 ", b" w2 ") for name, data in small_ptb.items()}
+    unpack(ptb_root / "ptb", other)
     with pytest.raises(UserError, match="prepared from other files"):
         run("verify", "ptb", "--data-root", ptb_root)
-    said = run("get", "ptb", "--data-root", ptb_root, "--from", unpack(tmp_path / "mine", longer))
+    said = run("get", "ptb", "--data-root", ptb_root, "--from", unpack(tmp_path / "mine", other))
     assert "made from other files" in said
     run("prepare", "ptb", "--data-root", ptb_root)
     assert "intact" in run("verify", "ptb", "--data-root", ptb_root)

@@ -147,6 +147,13 @@ def test_bad_files_are_named_and_nothing_is_kept(tmp_path, small_ptb):
     assert not (tmp_path / "root").exists()
 
 
+def test_a_file_that_was_cut_is_refused(ptb_root):
+    path = ptb_root / "ptb" / "ptb.test.txt"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:9]))
+    with pytest.raises(UserError, match=r"ptb\.test\.txt has 9 lines instead of 201"):
+        ptb.verify(ptb_root)
+
+
 def test_too_small_a_corpus_is_refused(ptb_root, monkeypatch):
     monkeypatch.setattr(ptb, "TEST_WORDS", 1000)
     with pytest.raises(UserError, match="but 1,000 are needed"):

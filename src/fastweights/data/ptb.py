@@ -44,6 +44,8 @@ KNOWN = {
     "test": {"c2f8c16a611595d31da5acdb7a61d50e7d5e95f6b9c05fceda5f5ddc4383e791": "Mikolov's preprocessing"},
 }
 """What SHA-256 over the words of each file are known, and under what name."""
+LINES = {"train": 42_068, "valid": 3_370, "test": 3_761}
+"""Of each file."""
 LENGTH = 50
 """Tokens to which sentences are cut."""
 TEST_WORDS, VALIDATION_WORDS = 1000, 300
@@ -111,6 +113,8 @@ def _check(data: bytes, name: str, file: str) -> Finding:
     types = len({word for sentence in sentences for word in sentence})
     digest = _text_hash(sentences)
     counts = {"lines": len(sentences), "words": words, "types": types}
+    if counts["lines"] != LINES[file]:
+        raise UserError(f"{name} has {counts['lines']:,} lines instead of {LINES[file]:,}; get it again.")
     return Finding(f"{NAME} {file}", counts, digest, KNOWN[file].get(digest, ""))
 
 
