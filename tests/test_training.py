@@ -285,7 +285,7 @@ def test_the_last_steps_are_on_tasks_as_asked_and_a_resumed_run_knows(
 
 def test_data_too_small_for_the_last_steps_fails_before_the_first(dataset, learner_settings, train_settings):
     settings = replace(train_settings, way=41, train_way=5, settle_steps=3)
-    with pytest.raises(UserError, match=r"^41 classes a task were asked for"):
+    with pytest.raises(UserError, match=r"^blobs, train split: 41 classes a task were asked for"):
         Training(replace(learner_settings, slots=41), settings, dataset)
 
 

@@ -61,7 +61,10 @@ class EpisodeSampler:
             if value < 1:
                 raise UserError(f"--{name} must be at least 1, not {value}.")
         if way > items.classes:
-            raise UserError(f"{way} classes a task were asked for, but the split has only {items.classes}.")
+            raise UserError(
+                f"{way} classes a task were asked for, but the split has only {items.classes}; ask for fewer, or add "
+                "classes."
+            )
         self.items, self.way, self.shot, self.queries = items, way, shot, queries
         sizes = items.sizes.tolist()
         self._largest_class = max(sizes)

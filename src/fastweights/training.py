@@ -134,7 +134,10 @@ class Training:
                     f"classify wants every class in the tasks, but {self.dataset.name} leaves rare ones out."
                 )
             items = items.with_at_least(shot + queries)
-        return EpisodeSampler(items, way, shot, queries)
+        try:
+            return EpisodeSampler(items, way, shot, queries)
+        except UserError as error:
+            raise UserError(f"{self.dataset.full_name}, train split: {error}") from None
 
     @property
     def classifier(self) -> nn.Module | None:
