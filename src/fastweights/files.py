@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from fastweights.errors import UserError
 
@@ -62,19 +63,25 @@ def taking_turns(folder: Path) -> Iterator[None]:
         yield
 
 
+def claim(file: IO[Any], refusal: str) -> None:
+    """Have an open file for ourselves until it is closed; a UserError of these words where another process has it."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(refusal) from None
+    except OSError:  # some network disks lock nothing
+        pass
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Refuse to work in a folder that another process is at work in (where files can be locked, that is)."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / ".at-work"
     with mark.open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another process is at work in {folder}; wait for it, or choose another.") from None
-            except OSError:
-                pass
+        claim(file, f"another process is at work in {folder}; wait for it, or choose another.")
         try:
             yield
         finally:

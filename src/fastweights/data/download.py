@@ -12,11 +12,7 @@ from typing import BinaryIO
 
 from fastweights.data.progress import Report, silent
 from fastweights.errors import UserError
-
-try:
-    import fcntl
-except ImportError:  # Windows: two downloads at once are then caught by the check of contents only
-    fcntl = None  # type: ignore[assignment]
+from fastweights.files import claim
 
 PIECE = 2**18
 TIMEOUT = 30.0
@@ -83,11 +79,7 @@ def _from_mirror(url: str, part: Path, target: Path, check: Callable[[Path], Non
 @contextmanager
 def _locked(part: Path) -> Iterator[BinaryIO]:
     with part.open("ab") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"another process is downloading {part}; let it finish.") from None
+        claim(file, f"another process is downloading {part}; let it finish.")
         yield file
 
 

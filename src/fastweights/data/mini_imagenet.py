@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from fastweights.data.checks import Finding
-from fastweights.data.images import SUFFIXES, ImageSplit, decode_all, opened, save_images
+from fastweights.data.images import ImageSplit, decode_all, opened, save_images
 from fastweights.data.prepared import prepared_folder
 from fastweights.data.progress import Report, silent
 from fastweights.data.sources import Files, write_whole, write_zip
@@ -134,12 +134,12 @@ def _read_listing(data: bytes, name: str, split: str) -> Listing:
 
 def find_pictures(files: Files, listings: Mapping[str, Listing]) -> dict[str, str]:
     """Picture in the csv -> full name. The last part of a path decides, so any nesting will do."""
-    pictures = [name for name in files.names if name.lower().endswith(SUFFIXES)]
-    places = {PurePosixPath(name).name: name for name in pictures}
     wanted = {picture for listing in listings.values() for picture in listing.pictures}
-    twice = next((name for name in pictures if places[own := PurePosixPath(name).name] != name and own in wanted), None)
-    if twice:
-        raise UserError(f"{twice} and {places[PurePosixPath(twice).name]} have the same name; keep one of them.")
+    places: dict[str, str] = {}
+    for name in files.names:
+        picture = PurePosixPath(name).name
+        if picture in wanted and places.setdefault(picture, name) != name:
+            raise UserError(f"{places[picture]} and {name} have the same name; keep one of them.")
     for split, listing in listings.items():
         missing = [name for name in listing.pictures if name not in places]
         if missing:

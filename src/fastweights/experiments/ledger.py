@@ -8,17 +8,17 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from fastweights.errors import UserError
-from fastweights.experiments.recipes import RECIPES, VARIANTS, changes_of
+from fastweights.experiments.recipes import RECIPES, VARIANTS, settings_by
 from fastweights.experiments.tables import PROTOCOLS, parse_experiment
 from fastweights.files import read_lines, replacing, taking_turns
-from fastweights.presets import PRESETS, preset
+from fastweights.presets import PRESETS
 from fastweights.settings import LearnerSettings, TrainSettings, is_of
 
 
@@ -240,24 +240,14 @@ OF_THE_CELL = frozenset(["dataset", "variant", "data_hash", "way", "shot", "prec
 
 def follows_recipe(line: Line) -> bool:
     """Whether the recipe still says what this run was made by; if not, its command no longer gives its number."""
-    experiment = parse_experiment(line.experiment)
-    changes = changes_of(line.recipe, experiment.training, line.learner, line.variant)
+    whose = line.recipe, parse_experiment(line.experiment).training, line.learner, line.variant
     try:
         training = TrainSettings.from_json(line.config["training"])
         learner = LearnerSettings.from_json(line.config["learner"])
-        asked = preset(
-            line.learner,
-            dataset=experiment.dataset,
-            item_shape=learner.item_shape,
-            vocabulary=learner.vocabulary,
-            way=learner.slots,
-            shot=experiment.shot,
-            **changes.learner,
-        )
+        of_the_run = {name: getattr(training, name) for name in OF_THE_CELL}
+        return (learner, training) == settings_by(*whose, learner.item_shape, learner.vocabulary, of_the_run)
     except UserError:  # settings that there are no more
         return False
-    of_the_cell = {name: getattr(training, name) for name in OF_THE_CELL}
-    return (learner, training) == (asked, replace(TrainSettings(), **{**changes.training, **of_the_cell}))
 
 
 def retired_path(ledger: Path) -> Path:

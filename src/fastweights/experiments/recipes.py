@@ -8,11 +8,13 @@ compared; results/notes.md says what was not compared but judged.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from fastweights.errors import UserError
+from fastweights.experiments.tables import parse_experiment
+from fastweights.presets import preset
 from fastweights.settings import LearnerSettings, TrainSettings
 
 Values = Mapping[str, Any]
@@ -229,6 +231,30 @@ def changes_of(recipe: str, training: str, learner: str, variant: str = "") -> C
     for changes in (*matching(TASKS, training, learner), *matching(RECIPES[recipe], training, learner)):
         merged = merged.then(changes)
     return merged.then(VARIANTS[variant]) if variant else merged
+
+
+def settings_by(
+    recipe: str,
+    training: str,
+    learner: str,
+    variant: str,
+    item_shape: tuple[int, ...],
+    vocabulary: int,
+    of_the_run: Values,
+) -> tuple[LearnerSettings, TrainSettings]:
+    """Everything a recipe settles for a model on such items; `of_the_run` are settings that no recipe is about."""
+    experiment, changes = parse_experiment(training), changes_of(recipe, training, learner, variant)
+    settings = replace(TrainSettings(way=experiment.way, shot=experiment.shot), **{**of_the_run, **changes.training})
+    made_of = preset(
+        learner,
+        dataset=settings.dataset,
+        item_shape=item_shape,
+        vocabulary=vocabulary,
+        way=settings.slots,
+        shot=experiment.shot,
+        **changes.learner,
+    )
+    return made_of, settings
 
 
 def departures_of(training: str, learner: str) -> tuple[str, ...]:

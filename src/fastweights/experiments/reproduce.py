@@ -28,12 +28,11 @@ from fastweights.evaluation import Evaluation, evaluate
 from fastweights.experiments import ledger
 from fastweights.experiments.ledger import Details, Line
 from fastweights.experiments.plan import Run, missing
-from fastweights.experiments.recipes import STEPS_PER_SECOND, TASKS_PER_SECOND, changes_of, matching
+from fastweights.experiments.recipes import STEPS_PER_SECOND, TASKS_PER_SECOND, changes_of, matching, settings_by
 from fastweights.experiments.tables import parse_experiment
 from fastweights.files import read_text, replacing
 from fastweights.learners import Prototypical
 from fastweights.logs import JsonlLog, Sink
-from fastweights.presets import preset
 from fastweights.pretraining import Shelf
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.training import CHECKPOINT, LOG, Outcome, Training, resume
@@ -166,22 +165,15 @@ def carry_out(
 
 def settings_of(run: Run, dataset: Dataset, precision: str) -> tuple[LearnerSettings, TrainSettings]:
     """What a run is made of."""
-    experiment = parse_experiment(run.training)
-    changes = changes_of(run.recipe, run.training, run.learner, run.variant)
-    training = replace(
-        TrainSettings(way=experiment.way, shot=experiment.shot, seed=run.seed, precision=precision),
-        **{"dataset": dataset.name, "variant": dataset.variant, "data_hash": dataset.content_hash, **changes.training},
-    )
-    learner = preset(
-        run.learner,
-        dataset=dataset.name,
-        item_shape=dataset.item_shape,
-        vocabulary=dataset.vocabulary,
-        way=training.slots,
-        shot=experiment.shot,
-        **changes.learner,
-    )
-    return learner, training
+    of_the_run = {
+        "seed": run.seed,
+        "precision": precision,
+        "dataset": dataset.name,
+        "variant": dataset.variant,
+        "data_hash": dataset.content_hash,
+    }
+    whose = run.recipe, run.training, run.learner, run.variant
+    return settings_by(*whose, dataset.item_shape, dataset.vocabulary, of_the_run)
 
 
 def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say: Callable[[str], None]) -> Training:
