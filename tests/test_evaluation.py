@@ -14,7 +14,7 @@ from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, SharedKeys, evaluate
 from fastweights.learners import MAML, Learner, Matching, Prototypical
 from fastweights.learners.fast_weights import FastWeights
-from fastweights.learners.maml import normalise_by_batch
+from fastweights.learners.maml import adapt_by_task
 
 
 class CountingCNN(CNN):
@@ -34,7 +34,7 @@ def encoder() -> CountingCNN:
 
 def by_batch() -> CountingCNN:
     network = encoder()
-    normalise_by_batch(network)
+    adapt_by_task(network)
     return network
 
 

@@ -7,7 +7,7 @@ import torch
 from conftest import blobs
 
 from fastweights.data.items import Dataset
-from fastweights.encoders import CNN
+from fastweights.encoders import CNN, ResNet
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.evaluation import evaluate
 from fastweights.learners import build_learner
@@ -169,3 +169,41 @@ def test_an_evaluation_by_shared_keys_agrees_with_the_cpu(precision):
     expected = evaluate(learner, items, tasks).accuracy
     found = evaluate(learner.cuda(), items.to("cuda"), tasks, precision).accuracy
     assert found == pytest.approx(expected, abs=0.002 if precision == "float32" else 0.03)
+
+
+@pytest.mark.parametrize("encoder", ["cnn", "resnet"])
+def test_maml_by_its_own_layers_equals_the_plain_ones(encoder):
+    """Answers and meta-gradients, in float32, on a GPU and on a CPU."""
+    settings = replace(
+        NARROW, system="maml", encoder=encoder, item_shape=(8, 8, 3), blocks=(16, 24), features=32, conv_bias=True
+    )
+    torch.manual_seed(0)
+    learner = build_learner(settings)
+    images = torch.randint(0, 256, (3, 20, 8, 8, 3), dtype=torch.uint8)
+    labels = torch.arange(5).repeat(3, 4)
+    found = []
+    for device in ("cpu", "cuda"):
+        there = build_learner(settings).to(device).eval()
+        there.load_state_dict(learner.state_dict())
+        x, y = images.to(device), labels.to(device)
+        logits = there.predict(there.describe(x[:, :5], y[:, :5]), x)
+        loss = torch.nn.functional.cross_entropy(logits.mT, y)
+        grads = torch.autograd.grad(loss, list(there.parameters()))
+        found.append([logits.cpu(), *(g.cpu() for g in grads)])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-3, atol=2e-4)
+
+
+def test_a_resnet_with_aligned_channels_equals_the_plain_one():
+    torch.manual_seed(0)
+    encoder = ResNet((12, 12, 3), blocks=(8, 16), features=24).train()
+    images = torch.randint(0, 256, (6, 12, 12, 3), dtype=torch.uint8)
+    found = []
+    for device in ("cpu", "cuda"):
+        there = ResNet((12, 12, 3), blocks=(8, 16), features=24).to(device).train()
+        there.load_state_dict(encoder.state_dict())
+        keys = there(images.to(device))
+        grads = torch.autograd.grad(keys.square().mean(), list(there.parameters()))
+        found.append([keys.cpu(), *(g.cpu() for g in grads)])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-2, atol=2e-3)

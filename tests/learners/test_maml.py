@@ -14,7 +14,7 @@ from fastweights.encoders import CNN
 from fastweights.episodes import Episode
 from fastweights.errors import UserError
 from fastweights.learners import MAML, Prototypical, build_learner
-from fastweights.learners.maml import normalise_by_batch
+from fastweights.learners.maml import adapt_by_task
 from fastweights.settings import LearnerSettings
 
 
@@ -88,7 +88,7 @@ def test_batch_statistics_are_batch_norm_in_training() -> None:
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     ours, x = nn.Sequential(norm), torch.randn(4, 3, 5, 5)
-    normalise_by_batch(ours)
+    adapt_by_task(ours)
     assert list(ours.parameters()) == list(norm.parameters())
     torch.testing.assert_close(ours(x), norm(x))
     assert ours(x.bfloat16()).dtype == torch.bfloat16

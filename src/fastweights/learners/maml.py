@@ -26,6 +26,7 @@ from fastweights.learners.base import (
     draw_slots,
     full_precision,
 )
+from fastweights.task_layers import convolve, normalise
 
 Parameters = dict[str, Tensor]
 
@@ -47,7 +48,7 @@ class MAML(Learner):
         first_order: bool = False,
     ) -> None:
         super().__init__()
-        normalise_by_batch(encoder)
+        adapt_by_task(encoder)
         self.network = _Classifier(encoder, slots)
         self.slots, self.inner_steps, self.inner_rate, self.first_order = slots, inner_steps, inner_rate, first_order
 
@@ -122,16 +123,35 @@ class _BatchStatistics(nn.Module):
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return normalise(x, self.weight, self.bias, self.eps)
         precise = at_least_float32(x)
         variance, mean = torch.var_mean(precise, (0, 2, 3), correction=0, keepdim=True)
         scale = self.weight.view(-1, 1, 1) * torch.rsqrt(variance + self.eps)
         return ((precise - mean) * scale + self.bias.view(-1, 1, 1)).to(x.dtype)
 
 
-def normalise_by_batch(module: nn.Module) -> None:
-    """Replace every batch norm within a network, in place, by one without running statistics."""
+class _OwnFilters(nn.Module):
+    """A 3x3 convolution whose filters are each task's own: on a GPU as products of matrices."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return F.conv2d(x, self.weight, self.bias, padding=1)
+        y = convolve(x, self.weight)
+        return y if self.bias is None else y + self.bias.view(-1, 1, 1).to(y.dtype)
+
+
+def adapt_by_task(module: nn.Module) -> None:
+    """Replace layers within a network, in place, by such as tasks can have of their own: batch norms by ones without
+    running statistics, convolutions by ones that are quick."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(module, name, _BatchStatistics(child))
+        elif isinstance(child, nn.Conv2d) and (child.kernel_size, child.padding) == ((3, 3), (1, 1)):
+            setattr(module, name, _OwnFilters(child))
         else:
-            normalise_by_batch(child)
+            adapt_by_task(child)
