@@ -1,6 +1,6 @@
 """Slow weights: the networks that turn an item into the key under which it is remembered.
 
-Every encoder says the width of its keys in `width`.
+Every encoder says the width of its keys in `width`, and the shape of the items it takes in `item_shape`.
 """
 
 import functools
@@ -55,7 +55,7 @@ class CNN(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(filters) for _ in range(min(batch_norm, layers)))
         for _ in range(layers):
             height, width = math.ceil(height / 2), math.ceil(width / 2)
-        self.width = filters * height * width
+        self.item_shape, self.width = image_shape, filters * height * width
         self.fusible = batch_norm >= layers and not bias and channels <= 3 and filters in (16, 32, 64, 128)
 
     def _can_be_fused(self, images: Tensor) -> bool:
@@ -142,7 +142,7 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*(_Residual(n, m, dropout) for n, m in zip(inputs, blocks, strict=True)))
         self.mix = he_init(nn.Conv2d(blocks[-1], features, 1, bias=False), self.SLOPE)
         self.norm = nn.BatchNorm2d(features) if features_norm else nn.Identity()
-        self.width = features
+        self.item_shape, self.width = image_shape, features
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, features)."""
@@ -207,7 +207,7 @@ class LSTM(nn.Module):
         self.ahead = _stack(embedding, units, layers, dropout)
         self.back = _stack(embedding, units, layers, dropout) if bidirectional else None
         self.dropout = nn.Dropout(dropout)
-        self.width = units * (2 if bidirectional else 1)
+        self.item_shape, self.width = (None,), units * (2 if bidirectional else 1)  # sentences of any length
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, L) int32, padded behind -> (B, width). Padding is read, but only after the place that counts."""

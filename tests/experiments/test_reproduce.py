@@ -222,7 +222,10 @@ def test_estimates_come_from_the_ledger_where_it_knows():
     rough = estimate(run, [])
     assert not rough.measured
     assert 10 < rough.seconds < 1000
-    assert estimate(run, [made_up()[0]]).seconds == 12.5
+    alone = made_up()[0]
+    assert (
+        estimate(run, [replace(alone, train_seconds=90.0), alone, replace(alone, train_seconds=40.0)]).seconds == 12.5
+    )
     for other in choose([], 1):
         assert estimate(other, []).seconds > 0
 

@@ -132,7 +132,8 @@ def _print_plan(chosen: list[Run], ledger: Path) -> None:
         say(f"{number:4} {'' if guess.measured else '~':>2}{guess.seconds:5,.0f} s  {run}")
     say(
         f"{len(todo)} of {len(chosen)} runs are missing; about {total / 60:,.0f} minutes of training, an estimate "
-        "by runs of the same model in the ledger and, where there are none (~), by rough speeds of one H200."
+        "by the quickest runs of the same models in the ledger and, where there are none (~), by rough speeds of one "
+        "H200."
     )
 
 

@@ -296,14 +296,14 @@ class Estimate:
 
 
 def estimate(run: Run, lines: Iterable[Line]) -> Estimate:
-    """How long a run will take to train."""
+    """How long a run will take to train: as long as the quickest of its kind, for others may have shared the device."""
     alike = [
         line.train_seconds
         for line in lines
         if (line.experiment, line.learner, line.recipe) == (run.experiments[0], run.learner, run.recipe)
     ]
     if alike:
-        return Estimate(statistics.median(alike), True)
+        return Estimate(min(alike), True)
     chosen = replace(TrainSettings(), **changes_of(run.recipe, run.training, run.learner, run.variant).training)
     speed = float(matching(TASKS_PER_SECOND, run.training, run.learner)[-1])
     training = max(chosen.steps * chosen.tasks_per_step / speed, chosen.steps / STEPS_PER_SECOND)

@@ -1,7 +1,7 @@
 """What every system, ours and its rivals, looks like from outside: two phases and a state between them."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -64,6 +64,24 @@ class Learner(nn.Module):
         """The state as if no example of this label had been described; the label keeps its place in the logits."""
         raise UserError(f"{self._name} cannot forget a class; describe the task anew without it.")
 
+    def check_items(self, x: Tensor) -> None:
+        """Refuse items that the encoder was not made for, where it says what it was made for."""
+        shape: tuple[int | None, ...] | None = getattr(self.encoder, "item_shape", None)
+        if shape is None:
+            return
+        named = [str(size or "length") for size in shape]
+        if not isinstance(x, Tensor) or x.dim() != 2 + len(shape) or not fits(shape, x.shape[2:]):
+            found = tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise UserError(f"items are a tensor (tasks, items, {', '.join(named)}) for this model, not {found}.")
+        if len(shape) == 1 and x.is_floating_point():
+            raise UserError(f"sentences are whole numbers, one for each word, not {x.dtype}.")
+        if len(shape) > 1 and x.is_floating_point() and x.numel():
+            low, high = x.aminmax()
+            if not (low >= 0 and high <= 1):  # nor is NaN in between
+                raise UserError(
+                    f"images are bytes (uint8), or floats from 0 to 1; these go from {low:.4g} to {high:.4g}."
+                )
+
     def embed(self, x: Tensor) -> Tensor:
         """Items (T, n, *item) as keys (T, n, D), in float32 or better whatever the encoder computed in."""
         if self.transductive:  # task by task: batch norm by the batch shall not see other tasks
@@ -85,8 +103,7 @@ class Learner(nn.Module):
             )
         for name, shape in shapes.items():
             found = tuple(state[name].shape[1:])
-            fits = len(found) == len(shape) and all(a in (None, b) for a, b in zip(shape, found, strict=True))
-            if not fits:
+            if not fits(shape, found):
                 wanted = ", ".join("any" if size is None else str(size) for size in shape)
                 raise UserError(f"this state is of another model: its {name} has the shape {found}, not ({wanted}).")
         if x is not None:
@@ -113,10 +130,12 @@ class KeyLearner(Learner):
         raise NotImplementedError
 
     def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
+        self.check_items(support_x)
         check_labels(support_x, support_y)
         return self.bind(self.embed(support_x), support_y, count_classes(support_y, way))
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
+        self.check_items(query_x)
         self.check_state(state, query_x)
         return self.answer(state, self.embed(query_x))
 
@@ -133,9 +152,15 @@ class KeyLearner(Learner):
         return self.answer(self.bind(keys, episode.support_y, episode.way), queries), all_keys
 
     def extend(self, state: State, x: Tensor, y: Tensor, way: int | None = None) -> dict[str, Tensor]:
+        self.check_items(x)
         check_labels(x, y)
         self.check_state(state, x)
         return self.bind_more(state, self.embed(x), y, count_classes(y, way))
+
+
+def fits(shape: Sequence[int | None], found: Sequence[int]) -> bool:
+    """Whether sizes are as wanted; None is any."""
+    return len(found) == len(shape) and all(a in (None, b) for a, b in zip(shape, found, strict=True))
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -170,6 +195,8 @@ def count_classes(labels: Tensor, way: int | None) -> int:
 
 
 def check_labels(x: Tensor, y: Tensor) -> None:
+    if not isinstance(y, Tensor):
+        raise UserError(f"labels are a tensor (tasks, items) of int64, not a {type(y).__name__}.")
     if x.shape[:2] != y.shape:
         raise UserError(
             f"items of shape {tuple(x.shape)} need labels of shape {tuple(x.shape[:2])} (tasks, items), "

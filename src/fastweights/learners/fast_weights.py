@@ -113,6 +113,7 @@ class FastWeights(KeyLearner):
     def recall(self, state: State, query_x: Tensor) -> Tensor | None:
         if self.needs_errors:
             return None
+        self.check_items(query_x)
         self.check_state(state, query_x)
         keys = self.embed(query_x)
         if self.hidden.rule is not None:

@@ -57,6 +57,7 @@ class MAML(Learner):
         return self.network.encoder
 
     def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
+        self.check_items(support_x)
         check_labels(support_x, support_y)
         way = count_classes(support_y, way)
         check_way(way, self.slots)
@@ -69,6 +70,7 @@ class MAML(Learner):
         return {"slots": slots, **adapted}
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
+        self.check_items(query_x)
         self.check_state(state, query_x)
         parameters = {name: tensor for name, tensor in state.items() if name != "slots"}
         logits = vmap(self._call, randomness="different")(parameters, query_x)

@@ -1,0 +1,62 @@
+"""Items that a model was not made for are refused in a sentence, wherever a user can give them."""
+
+import pytest
+import tiny
+import torch
+
+from fastweights.errors import UserError
+from fastweights.learners import build_learner
+from fastweights.settings import LearnerSettings
+
+SYSTEMS = ("fast-weights", "matching", "prototypical", "maml")
+NARROW = {"slots": 4, "filters": 4, "layers": 2, "width": 10}
+GOOD = torch.randint(0, 256, (1, 4, 12, 12, 1), dtype=torch.uint8)
+LABELS = torch.arange(4).unsqueeze(0)
+BAD = {
+    "no tasks": (GOOD[0], r"\(tasks, items, 12, 12, 1\) for this model, not \(4, 12, 12, 1\)"),
+    "channels first": (GOOD.permute(0, 1, 4, 2, 3), r"not \(1, 4, 1, 12, 12\)"),
+    "another size": (GOOD[:, :, :10, :10], r"not \(1, 4, 10, 10, 1\)"),
+    "a list": (GOOD.tolist(), "not a list"),
+    "floats of bytes": (GOOD.float(), "from 0 to 1; these go from"),
+    "no numbers": (torch.full(GOOD.shape, float("nan")), "from 0 to 1; these go from nan"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_images_of_another_kind_are_refused(system, bad):
+    learner = build_learner(LearnerSettings(system=system, item_shape=(12, 12, 1), **NARROW)).eval()
+    state = learner.describe(GOOD, LABELS)
+    items, message = BAD[bad]
+    for call in (
+        lambda: learner.describe(items, LABELS),
+        lambda: learner.predict(state, items),
+        *([lambda: learner.extend(state, items, LABELS)] if system != "maml" else []),
+        *([lambda: learner.recall(state, items)] if system == "fast-weights" else []),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_floats_from_0_to_1_are_the_bytes_they_stand_for(system):
+    torch.manual_seed(0)
+    learner = build_learner(LearnerSettings(system=system, item_shape=(12, 12, 1), **NARROW)).eval()
+    answers = [learner.predict(learner.describe(x, LABELS), x) for x in (GOOD, GOOD / 255)]
+    torch.testing.assert_close(*answers)
+
+
+def test_sentences_are_whole_numbers():
+    settings = LearnerSettings(encoder="lstm", item_shape=(8,), vocabulary=tiny.VOCABULARY, slots=4, units=5, width=10)
+    learner, episode = build_learner(settings).eval(), tiny.word_episode(1, 4, 1, 1)
+    learner.describe(episode.support_x, episode.support_y)
+    with pytest.raises(UserError, match="whole numbers"):
+        learner.describe(episode.support_x.float(), episode.support_y)
+    with pytest.raises(UserError, match=r"\(tasks, items, length\)"):
+        learner.describe(episode.support_x[0], episode.support_y)
+
+
+def test_labels_are_a_tensor():
+    learner = build_learner(LearnerSettings(item_shape=(12, 12, 1), **NARROW))
+    with pytest.raises(UserError, match="not a list"):
+        learner.describe(GOOD, [[0, 1, 2, 3]])
