@@ -5,6 +5,7 @@ events around replays of a CUDA graph; several runs in a row give the spread.
 """
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from rich import box
 from rich.table import Table
 
@@ -347,7 +349,9 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
         bars = axes.barh(names, medians, xerr=spread, color="#4269d0")
         axes.bar_label(bars, [f" {m:.3g}" for m in medians], fontsize=8)
         axes.set(xscale="log", xlabel="ms per task", title="training" if what == "train" else "inference")
-        axes.margins(x=0.15)
+        axes.set_xlim(10 ** math.floor(math.log10(min(medians) / 1.5)), 3 * max(medians))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].invert_yaxis()
     if lines:
