@@ -12,6 +12,18 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton: run its kernels on the CPU
 
 
+class Lines(list):
+    """A sink that remembers."""
+
+    write = list.append
+
+    def close(self) -> None:
+        pass
+
+    def losses(self) -> list[float]:
+        return [loss for line in self if line["event"] == "train" for loss in line["losses"]]
+
+
 def blobs(classes: int, drawings: int, seed: int, size: int = 8) -> Items:
     """Random coarse patterns, redrawn with pixel noise: learnable at a glance."""
     generator = torch.Generator().manual_seed(seed)

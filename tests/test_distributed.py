@@ -90,3 +90,47 @@ def test_tasks_are_shared_evenly_or_not_at_all():
     assert [Ranks(rank, 2).share(6) for rank in range(2)] == [slice(0, 3), slice(3, 6)]
     with pytest.raises(UserError, match="evenly"):
         Ranks(0, 4).share(6)
+
+
+AFTER_PRETRAINING = """
+import sys
+import torch
+sys.path.insert(0, {tests!r})
+from conftest import blobs
+from fastweights.data.items import Dataset
+from fastweights.distributed import join, leave
+from fastweights.pretraining import Pretraining
+from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.training import Training
+
+torch.set_num_threads(1)
+data = Dataset("blobs", {{split: blobs(12, 10, seed=0) for split in ("train", "val", "test")}}, "blobs")
+learner = LearnerSettings(item_shape=(8, 8, 1), filters=8, layers=3, width=16)
+settings = TrainSettings(
+    steps=2, queries=3, tasks_per_step=4, validate_every=40, validation_tasks=4, pretrain_steps=2, pretrain_batch=8
+)
+ranks, device = join(torch.device("cpu"))
+pretrain = Pretraining.run
+
+def pretrain_apart(self, go_on):
+    # as on GPUs, whose sums need not come out alike
+    pretrain(self, go_on)
+    with torch.no_grad():
+        next(self.modules["encoder"].parameters()).add_(ranks.rank)
+
+Pretraining.run = pretrain_apart
+training = Training(learner, settings, data, device, ranks=ranks)
+training.run(test=False)
+print("WEIGHTS", sum(float(p.detach().double().sum()) for p in training.learner.parameters()), flush=True)
+leave()
+"""
+
+
+def test_processes_go_on_from_the_same_pretrained_encoder(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(AFTER_PRETRAINING.format(tests=str(Path(__file__).parent)))
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    done = subprocess.run([sys.executable, *launcher, str(script)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    first, second = (float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("WEIGHTS"))
+    assert first == pytest.approx(second, rel=1e-6)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fastweights import checkpoint
+from fastweights.errors import UserError
 from fastweights.pretraining import Pretraining, Shelf, dependencies
 from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.training import Training
@@ -47,6 +48,21 @@ def test_the_shelf_spares_the_work(dataset, learner_settings, pretrained, tmp_pa
     monkeypatch.setattr("fastweights.pretraining.TrainStep.__call__", None)
     monkeypatch.setattr("fastweights.training.Training._loop", lambda self: None)
     assert Training(learner_settings, pretrained, dataset, shelf=Shelf(tmp_path)).run(test=False).counters.pretrained
+
+
+def test_an_encoder_that_is_no_numbers_is_not_put_on_the_shelf(dataset, learner_settings, pretrained, tmp_path):
+    training = Training(learner_settings, replace(pretrained, log_every=1), dataset, shelf=Shelf(tmp_path))
+
+    class Spoil:
+        def write(self, line):
+            if line.get("pretrain_step") == 5:
+                with torch.no_grad():
+                    next(training.learner.encoder.parameters())[0] = float("nan")
+
+    training.sinks = [Spoil()]
+    with pytest.raises(UserError, match="not numbers at step 5"):
+        training.pretrain()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_turned_images_make_another_encoder(dataset, learner_settings, pretrained):

@@ -205,7 +205,9 @@ def train(
         training = _fresh(data, learner or "fwcnn-hebb", changes, where, ranks, out, given)
     assert training.folder is not None
     with alone_in(training.folder) if ranks.first else nullcontext():
-        training.sinks = open_sinks(training.folder, training.counters.step) if ranks.first else []
+        if not resume_run:
+            _require_free(training.folder)  # once more: another process may have been at work there until now
+        training.sinks = open_sinks(training.folder, training.log_step) if ranks.first else []
         try:
             outcome = training.run()
         finally:
@@ -243,9 +245,13 @@ def _fresh(
     )
     name = f"{Path(dataset.name).name}-{learner}-{settings.way}way-{settings.shot}shot-seed{settings.seed}"
     folder = out or Path("runs") / name
+    _require_free(folder)
+    return Training(learner_settings, settings, dataset, device, folder, ranks=ranks)
+
+
+def _require_free(folder: Path) -> None:
     if (folder / CHECKPOINT).exists():
         raise UserError(f"{folder} already holds a run; go on with --resume --out {folder}, or choose another --out.")
-    return Training(learner_settings, settings, dataset, device, folder, ranks=ranks)
 
 
 def _resumed(
@@ -484,7 +490,7 @@ def check_items(saved: checkpoint.Saved, data: Dataset) -> None:
         )
 
 
-def open_sinks(folder: Path, from_step: int) -> list[Sink]:
+def open_sinks(folder: Path, from_step: int | None) -> list[Sink]:
     sinks: list[Sink] = [JsonlLog(folder / LOG, from_step)]
     if tensorboard_is_installed():
         sinks.append(TensorBoardLog(folder, from_step))

@@ -6,6 +6,7 @@ evaluation are rank 0's.
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,12 @@ class Ranks:
         total = values.clone()
         dist.all_reduce(total)
         return total / self.world
+
+    def follow_first(self, tensors: Iterable[Tensor]) -> None:
+        """Fill tensors with what they are on the first rank."""
+        if self.several:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
 
     def largest(self, value: float, device: torch.device) -> float:
         """The largest value over ranks: the same answer everywhere, so that all take the same turn."""

@@ -63,23 +63,30 @@ def taking_turns(folder: Path) -> Iterator[None]:
         yield
 
 
+class Taken(UserError):
+    """Another process is at work there."""
+
+
 def claim(file: IO[Any], refusal: str) -> None:
-    """Have an open file for ourselves until it is closed; a UserError of these words where another process has it."""
+    """Have an open file for ourselves until it is closed; `Taken`, in these words, where another process has it."""
     if fcntl is None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(refusal) from None
+        raise Taken(refusal) from None
     except OSError:  # some network disks lock nothing
         pass
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Refuse to work in a folder that another process is at work in (where files can be locked, that is)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / ".at-work"
+def alone_in(folder: Path, *, may_vanish: bool = False) -> Iterator[None]:
+    """Refuse to work in a folder that another process is at work in (where files can be locked, that is).
+
+    The mark that says so lies in the folder or, where that is going to be removed and made anew, beside it.
+    """
+    mark = folder.with_name(f".{folder.name}.at-work") if may_vanish else folder / ".at-work"
+    mark.parent.mkdir(parents=True, exist_ok=True)
     with mark.open("w") as file:
         claim(file, f"another process is at work in {folder}; wait for it, or choose another.")
         try:

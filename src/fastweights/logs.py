@@ -27,8 +27,8 @@ class JsonlLog:
     Opened at a step (a resumed run), it first drops the lines of later steps, which are about to happen again.
     """
 
-    def __init__(self, path: Path, from_step: int = 0) -> None:
-        kept = [text for text in _lines(path) if _step(text) <= from_step] if from_step else []
+    def __init__(self, path: Path, from_step: int | None = None) -> None:
+        kept = [] if from_step is None else [text for text in _lines(path) if _step(text) <= from_step]
         with replacing(path) as draft:
             draft.write_text("".join(f"{text}\n" for text in kept))
         self._file = path.open("a")
@@ -55,7 +55,7 @@ def _step(text: str) -> float:
 class TensorBoardLog:
     """Scalars for TensorBoard; exists only where the extra `fastweights[tensorboard]` is installed."""
 
-    def __init__(self, folder: Path, from_step: int = 0) -> None:
+    def __init__(self, folder: Path, from_step: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter  # deferred: optional, and slow to import
 
         self._writer = SummaryWriter(str(folder), purge_step=from_step or None)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,11 @@ class Counters:
     best_step: int = 0
     validated_step: int = 0
     pretrained: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was done that a checkpoint would be missed for; pre-training half done is on the shelf."""
+        return self.step > 0 or self.pretrained
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,11 @@ class Training:
             raise UserError(f"{self.dataset.full_name}, train split: {error}") from None
 
     @property
+    def log_step(self) -> int | None:
+        """From where on a log is to be written: None where there is nothing before it."""
+        return self.counters.step if self.counters.begun else None
+
+    @property
     def classifier(self) -> nn.Module | None:
         """The head of all training classes, where it is trained besides the learner."""
         return self.head if self.settings.classify else None
@@ -177,7 +187,13 @@ class Training:
         except TypeError as error:
             raise UserError(f"{saved.path} was written by another version ({error}); train anew.") from None
 
-    def run(self, deadline: float = math.inf, *, test: bool = True) -> Outcome:
+    def run(
+        self,
+        deadline: float = math.inf,
+        *,
+        test: bool = True,
+        after_pretraining: Callable[[], None] = lambda: None,
+    ) -> Outcome:
         """Train to the end, then answer the test tasks once with the best weights, unless told not to.
 
         Ctrl-C, and the deadline (by `time.monotonic`), interrupt: a checkpoint is written, to be resumed another time.
@@ -186,6 +202,8 @@ class Training:
         with self.request.listening():
             if self.settings.pretrain_steps and not self.counters.pretrained:
                 self.pretrain()
+                if self.counters.pretrained:
+                    after_pretraining()
             if self.counters.step == 0 and not self._stop:
                 self._scale_keys()
             self._loop()
@@ -221,11 +239,15 @@ class Training:
             for module, weights in untrained.items():  # the checkpoint shall not tell half of the story
                 module.load_state_dict(weights)
             return
+        for module in work.kept.values():
+            self.ranks.follow_first(module.state_dict().values())  # each has pre-trained for itself
         if self.average is not None:
             self.average.restart()
         self.counters.pretrained = True
 
     def _shelve(self, work: Pretraining) -> None:
+        for module in work.modules.values():
+            _require_finite(module.state_dict(), work.step)
         if self.shelf is not None and self.ranks.first:
             self.shelf.put(work, self.learner_settings, self.settings, self.counters.seconds)
         self._saved_at = time.monotonic()
@@ -351,10 +373,12 @@ class Training:
             self.save()
 
     def save(self) -> None:
-        """Write the checkpoint, and the best model so far as a file of its own."""
+        """Write the checkpoint, and the best model so far as a file of its own, never of what is no numbers."""
         if self.folder is None or not self.ranks.first:
             return
         weights = {"best": self.best if self._has_validated else self._candidate()}
+        for kept in (self.learner.state_dict(), *weights.values()):
+            _require_finite(kept, self.counters.step)
         whole: dict[str, Weights] = {
             **weights,
             "model": self.learner.state_dict(),
@@ -375,8 +399,8 @@ def _require_finite(weights: Weights, step: int) -> None:
     numbers = [tensor.isfinite().all() for tensor in weights.values() if tensor.is_floating_point()]
     if not bool(torch.stack(numbers).all()):
         raise UserError(
-            f"the weights are not numbers at step {step}: nothing after the last checkpoint was kept; try a lower "
-            "--learning-rate."
+            f"the weights are not numbers at step {step}: nothing after the last checkpoint was kept; try "
+            "a lower --learning-rate."
         )
 
 

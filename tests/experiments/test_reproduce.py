@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 import sys
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from fastweights.experiments.commands import parse_time
 from fastweights.experiments.plan import Run, choose
 from fastweights.experiments.recipes import Changes
 from fastweights.experiments.reproduce import Place, curve, estimate, find_commit
+from fastweights.files import alone_in
 from fastweights.learners import Prototypical, build_learner, nearest_mean
 
 from .conftest import made_up
@@ -48,6 +50,39 @@ def test_a_run_becomes_a_line_with_everything_behind_it(small_benchmarks, tmp_pa
     assert line.val_accuracy == pytest.approx(max(point[2] for point in details.curve["validation"]), abs=1e-3)
     assert [point[0] for point in details.curve["train"]] == [2, 4, 6, 8, 10, 12]
     assert f"{line.test_accuracy:.2f}" in said[-1]
+    assert line.test_ci95 == pytest.approx(100 * 1.96 * details.shares.std(ddof=1) / math.sqrt(20), abs=1e-3)
+    log = [json.loads(text) for text in (place.folder / RUN.folder / "log.jsonl").read_text().splitlines()]
+    rates = [event["tasks_per_second"] for event in log if event["event"] == "train"]
+    assert line.tasks_per_second == pytest.approx(statistics.median(rates), abs=0.1)
+    assert line.train_seconds == pytest.approx(log[-1]["seconds"], abs=0.01)
+
+
+def test_what_another_process_is_at_is_left_to_it(small_benchmarks, tmp_path, place):
+    with alone_in(place.folder / RUN.folder, may_vanish=True):
+        summary, said = go([RUN], tmp_path, place)
+    assert (summary.finished, summary.failed, summary.left) == ((), (), 1)
+    assert "another process is at work" in said[0]
+    summary, _ = go([RUN], tmp_path, place)
+    assert summary.finished == (RUN,)
+
+
+def test_what_another_process_has_finished_meanwhile_is_not_run(small_benchmarks, tmp_path, place, monkeypatch):
+    other, path = replace(RUN, learner="prototypical-cnn"), tmp_path / "runs.jsonl"
+
+    def finish_the_other():
+        line, details = made_up(experiment=other.training, learner=other.learner)
+        ledger.append(path, [line], [details])
+
+    monkeypatch.setattr(reproduce, "carry_out", _then(reproduce.carry_out, finish_the_other))
+    summary, said = go([RUN, other], tmp_path, place)
+    assert (summary.finished, summary.left) == ((RUN,), 0)
+    assert not any("prototypical" in sentence for sentence in said)
+
+
+def test_tests_that_cannot_be_asked_are_refused_before_training(small_benchmarks, tmp_path, place, monkeypatch):
+    monkeypatch.setattr(training.TrainStep, "__call__", None)  # whoever trains now fails
+    summary, _ = go([Run("ptb-3way-1shot", "lstm-fwmlp-hebb", protocol="standard")], tmp_path, place)
+    assert "3" in summary.failed[0]
 
 
 def test_validation_on_classes_trained_on_is_not_passed_off_as_validation(

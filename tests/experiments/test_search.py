@@ -1,21 +1,27 @@
 """Comparing configurations: by validation alone, and everything that was compared is kept."""
 
 import json
+import signal
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from conftest import Lines
 
-from fastweights import cli
+from fastweights import cli, pretraining, training
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate
 from fastweights.experiments import ledger, recipes, search
+from fastweights.experiments import reproduce as reproducing
 from fastweights.experiments.contents import contents
 from fastweights.experiments.pages import to_markdown
 from fastweights.experiments.plan import Run
 from fastweights.experiments.recipes import Changes
 from fastweights.experiments.report import read_results
 from fastweights.experiments.reproduce import Place, reproduce
+from fastweights.files import alone_in
+from fastweights.learners import Prototypical
 from fastweights.steps import TrainStep
 from fastweights.training import Training
 
@@ -67,12 +73,86 @@ def test_each_candidate_becomes_a_line(small_benchmarks, tmp_path, place, monkey
 
 def test_the_accuracy_is_that_of_the_best_weights(small_benchmarks, tmp_path, place, monkeypatch):
     kept = []
-    monkeypatch.setattr(search, "Training", lambda *a, **k: kept.append(Training(*a, **k)) or kept[0])
+    monkeypatch.setattr(reproducing, "Training", lambda *a, **k: kept.append(Training(*a, **k)) or kept[0])
     [candidate] = candidates(tmp_path, {"name": "one", "cell": CELL})
-    tried = search.try_out(candidate, search.dataset_of(candidate.run, place, None, None), place)
+    tried, _ = tried_out(candidate, place)
     training = kept[0]
     again = evaluate(training.learner, training.items["val"], training.questions["val"])
     assert tried.val_accuracy == pytest.approx(100 * again.accuracy, abs=1e-3)
+
+
+def tried_out(candidate, place):
+    """What came of a candidate, and the same training without a search around it."""
+    dataset = search.dataset_of(candidate.run, place, None, None)
+    settings = search.settings_of_candidate(candidate, dataset, "float32")
+    plain = Training(*settings, dataset, shelf=place.shelf)
+    return search.try_out(candidate, settings, dataset, place), plain
+
+
+PRETRAINED = {"pretrain_steps": 4, "pretrain_batch": 8, "log_every": 3}
+
+
+def test_every_number_of_a_line_is_what_it_says(small_benchmarks, tmp_path, place):
+    [candidate] = candidates(tmp_path, {"name": "one", "cell": CELL, "training": PRETRAINED})
+    tried, plain = tried_out(candidate, place)
+    plain.pretrain()
+    items, tasks = plain.items["val"], plain.questions["val"]
+    before = evaluate(Prototypical(plain.learner.encoder).eval(), items, tasks)
+    assert tried.pretrained_centroid_accuracy == pytest.approx(100 * before.accuracy, abs=1e-3)
+    plain.learner.train()
+    plain.sinks = [lines := Lines()]
+    outcome = plain.run(test=False)
+    assert tried.val_accuracy == pytest.approx(100 * outcome.counters.best_accuracy, abs=1e-3)
+    assert tried.best_step == outcome.counters.best_step
+    last = [line["accuracy"] for line in lines if line["event"] == "train"][-1]
+    assert tried.train_accuracy == pytest.approx(100 * last, abs=1e-3)
+    plain.learner.load_state_dict(plain.best)
+    after = evaluate(Prototypical(plain.learner.encoder).eval(), items, tasks)
+    assert tried.centroid_accuracy == pytest.approx(100 * after.accuracy, abs=1e-3)
+    assert before.accuracy != after.accuracy
+
+
+def test_an_interrupted_search_goes_on_where_it_was(small_benchmarks, tmp_path, place, monkeypatch):
+    listed = candidates(tmp_path, {"name": "one", "cell": CELL, "training": PRETRAINED})
+    whole = Place(place.device, place.precision, place.commit, tmp_path / "whole")
+    search.search(listed, tmp_path / "whole.jsonl", whole, lambda sentence: None)
+    steps = []
+
+    class Counted(TrainStep):
+        def __call__(self, step, done):
+            steps.append(step)
+            if len(steps) == PRETRAINED["pretrain_steps"] + 6:
+                signal.raise_signal(signal.SIGINT)
+            super().__call__(step, done)
+
+    for module in (training, pretraining):
+        monkeypatch.setattr(module, "TrainStep", Counted)
+    assert search.search(listed, tmp_path / "search.jsonl", place, lambda sentence: None) == 0
+    assert search.search(listed, tmp_path / "search.jsonl", place, lambda sentence: None) == 1
+    assert steps == [*range(4), *range(12)]
+    [once], [cut] = (search.read(tmp_path / f"{name}.jsonl") for name in ("whole", "search"))
+    assert replace(cut, seconds=once.seconds) == once
+
+
+def test_a_candidate_is_tried_again_once_the_recipe_under_it_has_changed(
+    small_benchmarks, tmp_path, place, monkeypatch
+):
+    listed, record = candidates(tmp_path, {"name": "as it is", "cell": CELL}), tmp_path / "search.jsonl"
+    search.search(listed, record, place, lambda sentence: None)
+    changed = {**recipes.RECIPES["best"], "*-1shot/*": Changes({"learning_rate": 3e-3})}
+    monkeypatch.setattr(recipes, "RECIPES", {"best": changed})
+    search.search(listed, record, place, lambda sentence: None)
+    assert [tried.config["training"]["learning_rate"] for tried in search.read(record)] == [1e-3, 3e-3]
+
+
+def test_what_another_process_is_at_is_left_to_it(small_benchmarks, tmp_path, place):
+    [candidate] = candidates(tmp_path, {"name": "one", "cell": CELL})
+    dataset = search.dataset_of(candidate.run, place, None, None)
+    settings, said = search.settings_of_candidate(candidate, dataset, "float32"), []
+    with alone_in(place.tried(*settings), may_vanish=True):
+        search.search([candidate], tmp_path / "search.jsonl", place, said.append)
+    assert "another process is at work" in said[0]
+    assert not (tmp_path / "search.jsonl").exists()
 
 
 def reproduced(path, place):

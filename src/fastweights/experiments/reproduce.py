@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from fastweights.experiments.ledger import Details, Line
 from fastweights.experiments.plan import Run, missing
 from fastweights.experiments.recipes import STEPS_PER_SECOND, TASKS_PER_SECOND, changes_of, matching, settings_by
 from fastweights.experiments.tables import parse_experiment
-from fastweights.files import read_text, replacing
+from fastweights.files import Taken, alone_in, read_text, replacing
 from fastweights.learners import Prototypical
 from fastweights.logs import JsonlLog, Sink
 from fastweights.pretraining import Shelf
@@ -43,6 +43,9 @@ CURVE_POINTS = 100
 """Points of a learning curve that are kept."""
 PRETRAINING_SPEED_UP = 80
 """Items of pretraining that pass in the time of a task of meta-training, roughly: for plans."""
+
+Settings = tuple[LearnerSettings, TrainSettings]
+"""All that a training is made of, besides its data."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,7 @@ def reproduce(
     progress: Report | None = None,
 ) -> Summary:
     """Do what is missing, in this order, until the deadline (by `time.monotonic`)."""
-    known = {line.key for line in ledger.read(ledger_path)}
-    wanted = missing(runs, known)
+    wanted = missing(runs, _known(ledger_path))
     finished: list[Run] = []
     failed: list[str] = []
     unfinished = None
@@ -110,10 +112,17 @@ def reproduce(
         if time.monotonic() >= deadline:
             break
         try:
-            dataset = dataset_of(run, place, dataset, progress)
-            results = carry_out(run, dataset, place, deadline, say, sinks)
-            lines = [line for line, _ in results or () if line.key not in known]
-            ledger.append(ledger_path, lines, [details for _, details in results or () if details.key not in known])
+            with alone_in(place.folder / run.folder, may_vanish=True):
+                known = _known(ledger_path)
+                if not missing([run], known):
+                    continue  # another process was quicker
+                dataset = dataset_of(run, place, dataset, progress)
+                results = carry_out(run, dataset, place, deadline, say, sinks)
+                new = [pair for pair in results or () if pair[0].key not in known]
+                ledger.append(ledger_path, [line for line, _ in new], [details for _, details in new])
+        except Taken as taken:
+            say(f"{run}: {taken}")
+            continue
         except UserError as error:  # a loss that is no number, say: no reason to leave the other runs undone
             failed.append(f"{run}: {error}")
             say(failed[-1])
@@ -124,14 +133,21 @@ def reproduce(
             unfinished = run
             break
         finished.append(run)
-        for line in lines:
-            seen = " (of classes trained on)" if line.trained_on_validation else ""
-            say(
-                f"{line.name}: {line.test_accuracy:.2f} ± {line.test_ci95:.2f} %, nearest mean "
-                f"{line.centroid_accuracy:.2f} %, validation {line.val_accuracy:.2f} %{seen}, "
-                f"{line.train_seconds:.0f} s"
-            )
-    return Summary(tuple(finished), unfinished, tuple(failed), len(wanted) - len(finished))
+        for line, _ in new:
+            say(_in_words(line))
+    return Summary(tuple(finished), unfinished, tuple(failed), len(missing(wanted, _known(ledger_path))))
+
+
+def _in_words(line: Line) -> str:
+    seen = " (of classes trained on)" if line.trained_on_validation else ""
+    return (
+        f"{line.name}: {line.test_accuracy:.2f} ± {line.test_ci95:.2f} %, nearest mean {line.centroid_accuracy:.2f} %, "
+        f"validation {line.val_accuracy:.2f} %{seen}, {line.train_seconds:.0f} s"
+    )
+
+
+def _known(ledger_path: Path) -> set[tuple[str, str, str, str, str, int]]:
+    return {line.key for line in ledger.read(ledger_path)}
 
 
 def dataset_of(run: Run, place: Place, former: Dataset | None, progress: Report | None) -> Dataset:
@@ -153,17 +169,18 @@ def carry_out(
     """Train, go on training, and test; None where the time was up before the end."""
     folder = place.folder / run.folder
     training = _begin_or_go_on(run, dataset, place, folder, say)
-    with _logged(training, folder, sinks(run)):
+    asked = {name: test_tasks(name, dataset, training.settings) for name in run.experiments}
+    with logged(training, folder, sinks(run)):
         outcome = training.run(deadline)
     if outcome.test is None:
         say(f"{run}: stopped at step {outcome.counters.step:,} of {training.settings.steps:,}")
         return None
     training.learner.load_state_dict(training.best)
-    log = _read_log(folder / LOG)
-    return [_result(run, name, training, outcome, place, log) for name in run.experiments]
+    log = read_log(folder / LOG)
+    return [_result(run, name, tasks, training, outcome, place, log) for name, tasks in asked.items()]
 
 
-def settings_of(run: Run, dataset: Dataset, precision: str) -> tuple[LearnerSettings, TrainSettings]:
+def settings_of(run: Run, dataset: Dataset, precision: str) -> Settings:
     """What a run is made of."""
     of_the_run = {
         "seed": run.seed,
@@ -178,23 +195,30 @@ def settings_of(run: Run, dataset: Dataset, precision: str) -> tuple[LearnerSett
 
 def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say: Callable[[str], None]) -> Training:
     settings = settings_of(run, dataset, place.precision)
-    saved, tried = _saved(folder), place.tried(*settings)
-
-    def fits(found: checkpoint.Saved | None) -> TypeGuard[checkpoint.Saved]:
-        return found is not None and (found.learner, found.training) == settings
-
-    if not fits(saved) and fits(_saved(tried)):
+    tried = place.tried(*settings)
+    if not _has_begun(settings, folder) and _has_begun(settings, tried):
         shutil.rmtree(folder, ignore_errors=True)
         tried.rename(folder)  # what a search has trained need not be trained again: it lacks the test alone
-        saved = _saved(folder)
-    if fits(saved):
-        say(f"{run}: goes on from step {saved.counters['step']:,} of {saved.training.steps:,}")
+    anew = f" anew, for the checkpoint in {folder} has other settings" if _saved(folder) else ""
+    training = begin_or_go_on(settings, dataset, place, folder)
+    goes_on = f"goes on from step {training.counters.step:,} of {training.settings.steps:,}"
+    say(f"{run}: " + (goes_on if training.counters.begun else f"starts{anew}"))
+    return training
+
+
+def begin_or_go_on(settings: Settings, dataset: Dataset, place: Place, folder: Path) -> Training:
+    """The training in a folder as it was left, where it is one by these settings; if not, a new one in its place."""
+    if _has_begun(settings, folder):
         return resume(folder, dataset, place.device, shelf=place.shelf)
-    say(f"{run}: starts" + (f" anew, for the checkpoint in {folder} has other settings" if saved else ""))
     shutil.rmtree(folder, ignore_errors=True)
     training = Training(*settings, dataset, place.device, folder, shelf=place.shelf)
     place.begin(folder)
     return training
+
+
+def _has_begun(settings: Settings, folder: Path) -> bool:
+    saved = _saved(folder)
+    return saved is not None and (saved.learner, saved.training) == settings
 
 
 def _saved(folder: Path) -> checkpoint.Saved | None:
@@ -205,8 +229,8 @@ def _saved(folder: Path) -> checkpoint.Saved | None:
 
 
 @contextmanager
-def _logged(training: Training, folder: Path, sinks: Sequence[Sink]) -> Iterator[None]:
-    training.sinks = [JsonlLog(folder / LOG, training.counters.step), *sinks]
+def logged(training: Training, folder: Path, sinks: Sequence[Sink]) -> Iterator[None]:
+    training.sinks = [JsonlLog(folder / LOG, training.log_step), *sinks]
     try:
         yield
     finally:
@@ -215,11 +239,16 @@ def _logged(training: Training, folder: Path, sinks: Sequence[Sink]) -> Iterator
 
 
 def _result(
-    run: Run, experiment: str, training: Training, outcome: Outcome, place: Place, log: list[Any]
+    run: Run,
+    experiment: str,
+    tasks: EvaluationTasks | AllWordsTasks,
+    training: Training,
+    outcome: Outcome,
+    place: Place,
+    log: list[Any],
 ) -> tuple[Line, Details]:
     """A line for the ledger; the training's learner has its best weights."""
     s, counters, learner = training.settings, outcome.counters, training.learner
-    tasks = test_tasks(experiment, training.dataset, s)
     items = training.items["test"]
     assert outcome.test is not None
     test = outcome.test
@@ -268,12 +297,12 @@ def _packed(evaluation: Evaluation, questions: int) -> str:
     return ledger.pack(np.rint(evaluation.per_task.numpy() * questions))
 
 
-def _read_log(path: Path) -> list[Any]:
+def read_log(path: Path) -> list[Any]:
     return [json.loads(text) for text in path.read_text().splitlines()]
 
 
 def curve(log: Sequence[dict[str, Any]]) -> dict[str, list[list[float]]]:
-    """The learning curve in a run's log: at most so many points, training as means of the lines between them."""
+    """The learning curve in a run's log: of more than so many points the means of as few neighbours as will do."""
     train = [(e["step"], e["seconds"], e["loss"], 100 * e["accuracy"]) for e in log if e["event"] == "train"]
     validation = [(e["step"], e["seconds"], 100 * e["accuracy"]) for e in log if e["event"] == "validation"]
     return {"train": _thinned(train), "validation": _thinned(validation)}

@@ -6,7 +6,6 @@ models are kept, too: once a recipe asks for the very settings of one, `reproduc
 
 import gc
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -22,17 +21,27 @@ from fastweights.evaluation import evaluate
 from fastweights.experiments.ledger import OF_THE_CELL
 from fastweights.experiments.plan import Run, parse_cell
 from fastweights.experiments.recipes import changes_of
-from fastweights.experiments.reproduce import Place, dataset_of, settings_of
+from fastweights.experiments.reproduce import (
+    Place,
+    Settings,
+    begin_or_go_on,
+    dataset_of,
+    logged,
+    read_log,
+    settings_of,
+)
 from fastweights.experiments.tables import PROTOCOLS
-from fastweights.files import append_lines, read_lines
+from fastweights.files import Taken, alone_in, append_lines, read_lines
 from fastweights.learners import Prototypical
-from fastweights.logs import JsonlLog, Sink
+from fastweights.logs import Sink
 from fastweights.settings import KINDS, LearnerSettings, TrainSettings, is_of
 from fastweights.settings_checks import check_training
 from fastweights.training import LOG, Training
 
 SEARCH = "search.jsonl"
 """What the record is called."""
+PRETRAINED = "nearest mean after pre-training"
+"""An event in the log of a candidate."""
 
 
 @dataclass(frozen=True)
@@ -145,15 +154,19 @@ def search(
     """Try candidates out and add each to the record as it is done; how many there were."""
     dataset: Dataset | None = None
     failed: list[str] = []
-    known = {_identity(tried.name, tried.cell, tried.protocol, tried.seed, tried.changes) for tried in read(record)}
     for done, candidate in enumerate(candidates):
-        run, changes = candidate.run, {**candidate.training, **candidate.learner}
-        if _identity(candidate.name, run.cell, run.protocol, run.seed, changes) in known:
-            say(f"{candidate.name} ({run.cell}): is in {record} already")
-            continue
-        dataset = dataset_of(candidate.run, place, dataset, progress)
+        run = candidate.run
+        dataset = dataset_of(run, place, dataset, progress)
         try:
-            tried = try_out(candidate, dataset, place, sinks)
+            settings = settings_of_candidate(candidate, dataset, place.precision)
+            with alone_in(place.tried(*settings), may_vanish=True):
+                if any(_is_known_as(tried, candidate, settings) for tried in read(record)):
+                    say(f"{candidate.name} ({run.cell}): is in {record} already")
+                    continue
+                tried = try_out(candidate, settings, dataset, place, sinks)
+        except Taken as taken:
+            say(f"{candidate.name} ({run.cell}): {taken}")
+            continue
         except UserError as error:  # a loss that is no number, say: no reason to leave the others untried
             failed.append(f"{candidate.name} ({run.cell}): {error}")
             say(failed[-1])
@@ -172,41 +185,52 @@ def search(
     return len(candidates)
 
 
-def _identity(name: str, cell: str, protocol: str, seed: int, changes: dict[str, Any]) -> str:
-    return json.dumps([name, cell, protocol, seed, changes], sort_keys=True)
+def _is_known_as(tried: Tried, candidate: Candidate, settings: Settings) -> bool:
+    """Whether a line of the record is of this candidate by these settings; `best`, which it changes, may have moved."""
+    run = candidate.run
+    if (tried.name, tried.cell, tried.protocol, tried.seed) != (candidate.name, run.cell, run.protocol, run.seed):
+        return False
+    try:
+        learner = LearnerSettings.from_json(tried.config["learner"])
+        training = TrainSettings.from_json(tried.config["training"])
+    except UserError:  # settings that there are no more
+        return False
+    elsewhere = {name: getattr(training, name) for name in OF_THE_CELL}
+    return (learner, training) == (settings[0], replace(settings[1], **elsewhere))
+
+
+def settings_of_candidate(candidate: Candidate, dataset: Dataset, precision: str) -> Settings:
+    learner, training = settings_of(candidate.run, dataset, precision)
+    training = replace(training, **{"train_on_validation": False, **candidate.training})
+    if training.train_on_validation:
+        raise UserError(f"{candidate.name}: what is trained on validation classes cannot be compared on them.")
+    return replace(learner, **{"slots": max(learner.slots, training.slots), **candidate.learner}), training
 
 
 def try_out(
     candidate: Candidate,
+    whole: Settings,
     dataset: Dataset,
     place: Place,
     sinks: Callable[[Candidate], list[Sink]] = lambda candidate: [],
 ) -> Tried | None:
-    """Train a candidate; None where it was interrupted."""
-    learner_settings, settings = settings_of(candidate.run, dataset, place.precision)
-    settings = replace(settings, **{"train_on_validation": False, **candidate.training})
-    if settings.train_on_validation:
-        raise UserError(f"{candidate.name}: what is trained on validation classes cannot be compared on them.")
-    slots = max(learner_settings.slots, settings.slots)
-    learner_settings = replace(learner_settings, **{"slots": slots, **candidate.learner})
-    folder = place.tried(learner_settings, settings)
-    shutil.rmtree(folder, ignore_errors=True)
-    training = Training(learner_settings, settings, dataset, place.device, folder, shelf=place.shelf)
-    place.begin(folder)
-    log, before = _Log(), None
-    training.sinks = [log, JsonlLog(folder / LOG), *sinks(candidate)]
-    try:
-        if settings.pretrain_steps:
-            training.pretrain()
-            before = _centroid_accuracy(training)
-        outcome = training.run(test=False)
-    finally:
+    """Train a candidate, or go on with it; None where it was interrupted."""
+    learner_settings, settings = whole
+    folder = place.tried(*whole)
+    training = begin_or_go_on(whole, dataset, place, folder)
+
+    def after_pretraining() -> None:
         for sink in training.sinks:
-            sink.close()
+            sink.write({"event": PRETRAINED, "step": 0, "accuracy": _centroid_accuracy(training)})
+
+    with logged(training, folder, sinks(candidate)):
+        outcome = training.run(test=False, after_pretraining=after_pretraining)
     if outcome.interrupted:
         return None
     training.learner.load_state_dict(training.best)
+    log = read_log(folder / LOG)
     validation = [line for line in log if line["event"] == "validation"]
+    before = [line["accuracy"] for line in log if line["event"] == PRETRAINED]
     return Tried(
         name=candidate.name,
         cell=candidate.run.cell,
@@ -217,26 +241,16 @@ def try_out(
         val_tasks=settings.validation_tasks,
         best_step=outcome.counters.best_step,
         centroid_accuracy=_centroid_accuracy(training),
-        pretrained_centroid_accuracy=before,
+        pretrained_centroid_accuracy=before[-1] if before else None,
         train_accuracy=round(100 * [line["accuracy"] for line in log if line["event"] == "train"][-1], 4),
         validation=[[line["step"], round(100 * line["accuracy"], 4)] for line in validation],
         seconds=round(outcome.counters.seconds, 2),
         device=device_name(place.device),
         torch=str(torch.__version__),
-        commit=place.commit,
+        commit=place.commits(folder),
         data_hash=settings.data_hash,
         config={"learner": learner_settings.to_json(), "training": training.settings.to_json()},
     )
-
-
-class _Log(list[Any]):
-    """A sink that keeps what it is told."""
-
-    def write(self, line: Any) -> None:
-        self.append(line)
-
-    def close(self) -> None:
-        pass
 
 
 def _centroid_accuracy(training: Training) -> float:
