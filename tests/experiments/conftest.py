@@ -61,7 +61,7 @@ def made_up(right=(3, 4, 5, 2), centroid=(3, 3, 4, 2), questions=5, **changes) -
     line = Line(
         **about,
         test_accuracy=round(100 * float((right / questions).mean()), 4),
-        test_ci95=1.0,
+        test_ci95=round(100 * 1.96 * float((right / questions).std(ddof=1)) / len(right) ** 0.5, 4),
         test_tasks=len(right),
         centroid_accuracy=round(100 * float((centroid / questions).mean()), 4),
         val_accuracy=61.5,

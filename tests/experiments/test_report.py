@@ -1,5 +1,6 @@
 """The report: its numbers are the ledger's, an edited one is noticed, and differences are paired by task."""
 
+import json
 import math
 import sys
 from dataclasses import asdict, replace
@@ -55,16 +56,16 @@ def test_only_the_same_seeds_and_data_are_compared():
 
 def test_a_number_shows_the_interval_of_its_tasks_and_the_deviation_of_its_seeds():
     first, second = made_up()[0], made_up(right=(5, 5, 5, 5), seed=1)[0]
-    assert Measured((first,)).text == "70.00 ± 1.00 (1 seed)"
+    assert Measured((first,)).text == "70.00 ± 25.30 (1 seed)"
     [both] = by_group([first, second]).values()
-    assert both.text == "85.00 ± 1.00 (2 seeds, sd 21.21)"
+    assert both.text == "85.00 ± 12.65 (2 seeds, sd 21.21)"
     assert both.command == "fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb --recipe best --seeds 2"
 
 
 def test_a_number_just_below_its_target_has_missed_it(tmp_path):
     path = write_ledger(tmp_path, made_up(right=(2, 3, 3, 2)))
     text = report.write(path)[0].read_text()
-    assert "| 50.21 | 50.00 ± 1.00 (1 seed) | missed by 0.21 |" in text
+    assert "| 50.21 | 50.00 ± 11.32 (1 seed) | missed by 0.21 |" in text
     assert "0 of 28 reached" in text
 
 
@@ -107,14 +108,14 @@ def test_numbers_come_from_the_ledger(tmp_path):
     (tmp_path / "notes.md").write_text("### Why not\n\nBecause of `this`.\n")
     readme, page = report.write(path)
     text = readme.read_text()
-    assert "| mini-imagenet 5-way 1-shot | 50.21 | 70.00 ± 1.00 (1 seed) | reached |" in text
+    assert "| mini-imagenet 5-way 1-shot | 50.21 | 70.00 ± 25.30 (1 seed) | reached |" in text
     assert "| reached |" in text
     assert "missed by 12.68" in text  # the gradient's 35.00 against 47.68
     assert "`fwcnn-gradient` - `fwcnn-hebb` | -35.00" in text
     assert "`fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb/truncated --recipe best --seeds 1`" in text
     assert "What each departure" in text
     assert "### Why not" in text
-    pooled = "25.00 ± 1.00 (1 seed)<br>`fastweights reproduce ptb-5way-1shot-all/lstm-fwmlp-hebb"
+    pooled = "25.00 ± 9.80 (1 seed)<br>`fastweights reproduce ptb-5way-1shot-all/lstm-fwmlp-hebb"
     assert f"{pooled} --recipe best --protocol pooled --seeds 1`" in text
     assert "Run before its recipe became what it is now" in text
     html = page.read_text()
@@ -124,10 +125,64 @@ def test_numbers_come_from_the_ledger(tmp_path):
     assert report.write(path)[1].read_text() == html
 
 
+def test_every_column_is_what_its_heading_says(tmp_path):
+    """By hand: 1.96 sd / 2 of (0.6, 0.8, 1.0, 0.4) is 25.30 %, of (1, 1, 0.8, 1) 9.80 %; differences by task."""
+    path = write_ledger(
+        tmp_path,
+        made_up(centroid=(1, 2, 3, 4)),
+        made_up(right=(5, 5, 4, 5), centroid=(5, 5, 5, 5), seed=1),
+        made_up(right=(2, 4, 4, 2), variant="truncated"),
+        made_up(right=(3, 4, 5, 5), variant="no-augmentation"),
+        made_up(right=(5, 5, 5, 5), learner="fwcnn-normalised"),
+    )
+    text = report.write(path)[0].read_text()
+    ours = "82.50 ± 17.55 (2 seeds, sd 17.68)"
+    command = "`fastweights reproduce mini-imagenet-5way-1shot/fwcnn-hebb --recipe best --seeds 2`"
+    assert f"| fwCNN (Hebb) | 5-way 1-shot | best | 50.21 ± 0.37 | {ours}<br>{command} | 75.00 |" in text
+    truncated = command.replace("fwcnn-hebb", "fwcnn-hebb/truncated").replace("seeds 2", "seeds 1")
+    assert f"60.00 ± 22.63 (1 seed)<br>{truncated} | -10.00 ± 11.32 (1 seed) |" in text
+    [departure] = [row for row in text.splitlines() if "`no-augmentation`" in row and "seeds 1" in row]
+    assert departure.endswith("| +15.00 ± 29.40 (1 seed) |")
+    best = "100.00 ± 0.00 (1 seed) | `fwcnn-normalised` | reached |"
+    assert f"| fwcnn | mini-imagenet 5-way 1-shot | 54 | {best}" in text
+    assert "`fwcnn-hebb` - its nearest mean | +7.50 ± " in text
+    assert "5 lines of 5 trainings, 0.0 hours of training" in text
+
+
+def test_hours_are_hours(tmp_path):
+    (line, details), (other, more) = made_up(), made_up(seed=1)
+    ledger.append(
+        tmp_path / "runs.jsonl",
+        [replace(line, train_seconds=5400.0), replace(other, train_seconds=1800.0)],
+        [details, more],
+    )
+    assert "2 lines of 2 trainings, 2.0 hours" in report.write(tmp_path / "runs.jsonl")[0].read_text()
+
+
+@pytest.mark.parametrize("wrong", [{"test_accuracy": 99.0}, {"test_ci95": 0.1}, {"centroid_accuracy": 1.0}])
+def test_a_line_that_does_not_follow_from_its_details_is_not_reported(tmp_path, wrong):
+    line, details = made_up()
+    path = tmp_path / "runs.jsonl"
+    with pytest.raises(UserError, match="does not follow from the answers"):
+        ledger.append(path, [replace(line, **wrong)], [details])
+    write_ledger(tmp_path, (line, details))
+    path.write_text(json.dumps(asdict(replace(line, **wrong))) + "\n")
+    with pytest.raises(UserError, match="does not follow from the answers"):
+        report.write(path)
+
+
+def test_a_line_without_details_is_neither_taken_in_nor_reported(tmp_path):
+    path = write_ledger(tmp_path, made_up())
+    ledger.details_path(path).unlink()
+    for refused in (lambda: report.write(path), lambda: ledger.merge(tmp_path / "here.jsonl", path)):
+        with pytest.raises(UserError, match="has no details"):
+            refused()
+
+
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda text: text.replace("70.00 ± 1.00", "71.00 ± 1.00", 1),
+        lambda text: text.replace("70.00 ± 25.30", "71.00 ± 25.30", 1),
         lambda text: text + "| one more |\n",
         lambda text: text.rsplit("\n", 5)[0],
     ],
@@ -158,7 +213,7 @@ def test_curves_on_classes_trained_on_are_named_so(tmp_path, monkeypatch):
 
 def test_an_answer_by_all_questions_of_a_task_is_named_transductive():
     line = replace(made_up()[0], config={"learner": {"system": "maml", "batch_norm": 5}, "training": {}})
-    assert Measured((line,)).text == "70.00 ± 1.00 (1 seed; transductive)"
+    assert Measured((line,)).text == "70.00 ± 25.30 (1 seed; transductive)"
     by_itself = replace(line, config={"learner": {"system": "maml", "batch_norm": 0}, "training": {}})
     assert not by_itself.transductive
 

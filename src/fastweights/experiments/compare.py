@@ -30,7 +30,7 @@ class Measured:
 
     @property
     def ci95(self) -> float:
-        """Half the 95 % interval over test tasks, of a seed: all seeds answer the same tasks."""
+        """Half the 95 % interval over test tasks, of one seed (the mean of theirs): all seeds answer the same tasks."""
         return statistics.fmean(line.test_ci95 for line in self.lines)
 
     @property
@@ -39,7 +39,7 @@ class Measured:
 
     @property
     def text(self) -> str:
-        """The mean, its interval over tasks and, of several seeds, their standard deviation."""
+        """The mean, a seed's interval over tasks and, of several seeds, their standard deviation."""
         accuracies = [line.test_accuracy for line in self.lines]
         seeds = f"{self.seeds} seeds, sd {statistics.stdev(accuracies):.2f}" if self.seeds > 1 else "1 seed"
         transductive = "; transductive" if any(line.transductive for line in self.lines) else ""

@@ -94,9 +94,9 @@ def contents(results: Results) -> list[Block]:
             "on validation, or by the last where a recipe trains on validation classes, too (`train_on_validation`, "
             "some Omniglot models: the paper trains on these classes); inductive (batch norm by running statistics), "
             "but for MAML, which normalises by the questions of a task together, as its authors do. ± is the 95 % "
-            "interval over test tasks, which are the same for all seeds; sd is the standard deviation over seeds. "
-            "*Nearest mean* is the same encoder on the same tasks with the nearest class mean in the place "
-            "of the fast weights. `paper` and `best` are recipes of training, described below."
+            "interval over test tasks, of one seed where there are several, for all answer the same tasks; sd is the "
+            "standard deviation over seeds. *Nearest mean* is the same encoder on the same tasks with the nearest "
+            "class mean in the place of the fast weights. `paper` and `best` are recipes of training, described below."
         ),
         *_progress(results),
         *_targets(results),
@@ -259,7 +259,7 @@ def _ablation(results: Results) -> list[Block]:
         Text(
             "fwCNN (Hebb) on mini-ImageNet, 5-way 1-shot, all by the same recipe (`best`) and length. The heights of "
             "the paper's bars are not published. The difference is to the baseline on the same tasks and by the seeds "
-            "that both have, with its 95 % interval over tasks, which the drawing's whiskers show, too."
+            "that both have, with its 95 % interval over tasks; the drawing's whiskers are the accuracies' own."
         ),
         Grid(("where the fast weights are", "ours", "difference"), rows),
     ]
@@ -390,6 +390,8 @@ def _searched(results: Results) -> list[Block]:
 def _value(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return "+".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else f"{value}"
 
 
@@ -400,7 +402,10 @@ def _runs(results: Results) -> list[Block]:
     hours = sum(line.train_seconds for line in trainings.values()) / 3600
     blocks: list[Block] = [
         Heading("Runs"),
-        Text(f"{len(results.lines)} lines of {len(trainings)} trainings, {hours:.1f} hours of training in all."),
+        Text(
+            f"{len(results.lines)} lines of {len(trainings)} trainings, {hours:.1f} hours of training in all; a "
+            "pre-trained encoder that several share is counted with each of them."
+        ),
     ]
     stale = sorted({line.name for line in results.lines if not ledger.follows_recipe(line)})
     if stale:

@@ -6,8 +6,9 @@ that learners can be compared task by task, and the learning curve.
 
 import base64
 import json
+import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -153,8 +154,9 @@ class Details(_Record):
 
     def require_behind(self, line: Line) -> None:
         """Refuse a line that does not follow from these answers."""
-        of_details = len(self.shares), 100 * self.shares.mean(), 100 * self.centroid_shares.mean()
-        of_line = line.test_tasks, line.test_accuracy, line.centroid_accuracy
+        ci95 = 1.96 * self.shares.std(ddof=1) / math.sqrt(len(self.shares))
+        of_details = len(self.shares), *(100 * n for n in (self.shares.mean(), ci95, self.centroid_shares.mean()))
+        of_line = line.test_tasks, line.test_accuracy, line.test_ci95, line.centroid_accuracy
         if any(abs(a - b) > 0.01 for a, b in zip(of_details, of_line, strict=True)):
             raise UserError(f"{line.name} does not follow from the answers in its details; run it again.")
 
@@ -214,15 +216,20 @@ def append(ledger: Path, lines: Sequence[Line], details: Sequence[Details]) -> N
         for line in lines:
             if line.key in known:
                 raise UserError(f"{ledger} already holds {line.name}; a run counts once.")
-        for one in details:
-            for line in lines:
-                if line.key == one.key:
-                    one.require_behind(line)
+        require_details(lines, {one.key: one for one in details})
         if details:
             stand_behind = {record.key: record for record in (*read_details(ledger).values(), *details)}
             _write(details_path(ledger), stand_behind.values())
         if lines:
             _write(ledger, [*former, *lines])
+
+
+def require_details(lines: Iterable[Line], details: Mapping[tuple[Any, ...], Details]) -> None:
+    """Refuse lines that lack the answers they come from, or do not follow from them."""
+    for line in lines:
+        if line.key not in details:
+            raise UserError(f"{line.name} has no details: what stands behind a line lies beside its ledger.")
+        details[line.key].require_behind(line)
 
 
 def _write(path: Path, records: Iterable[Line | Details]) -> None:

@@ -22,11 +22,12 @@ BEGIN, END = "<!-- table: written by fastweights report -->", "<!-- end of table
 
 def read_results(ledger_path: Path) -> Results:
     _require(ledger_path)
-    lines = ledger.read(ledger_path)
+    lines, details = ledger.read(ledger_path), ledger.read_details(ledger_path)
+    ledger.require_details(lines, details)
     beside = {name: ledger_path.parent / name for name in (NOTES, PCA)}
     texts = {name: read_text(path) if path.exists() else "" for name, path in beside.items()}
     tried = tuple(search.read(ledger_path.parent / search.SEARCH))
-    return Results(tuple(lines), by_group(lines), ledger.read_details(ledger_path), texts[NOTES], texts[PCA], tried)
+    return Results(tuple(lines), by_group(lines), details, texts[NOTES], texts[PCA], tried)
 
 
 def _require(ledger_path: Path) -> None:
