@@ -616,3 +616,10 @@ def test_of_equal_validations_the_first_is_kept(dataset, learner_settings, train
     alike = training._evaluate(training.best, "val")
     monkeypatch.setattr(Training, "_evaluate", lambda self, weights, split: alike)
     assert training.run().counters.best_step == 2
+
+
+def test_settings_by_which_nothing_would_be_learned_are_refused(dataset, learner_settings, train_settings):
+    with pytest.raises(UserError, match="--train-way must be at least 2"):
+        Training(learner_settings, replace(train_settings, train_way=1), dataset)
+    with pytest.raises(UserError, match="something above their encoder"):
+        Training(replace(learner_settings, system="prototypical"), replace(train_settings, head_steps=2), dataset)

@@ -80,10 +80,10 @@ class ProgressBar:
 
     def __init__(self, console: Console, title: str = "training") -> None:
         columns = (
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
         )

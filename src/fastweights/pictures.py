@@ -71,7 +71,7 @@ def _figure(task: Episode, answers: Tensor, right: Tensor, recalled: Tensor | No
     figure = Figure(figsize=(2 * columns, 1.1 + 1.3 * (shots_shown + rows)), layout="constrained")
     FigureCanvasAgg(figure)
     score = f"{int(right.sum())} of {cards} right"
-    figure.suptitle(f"{title}  ·  {score}" if title else score, fontsize=13)
+    figure.suptitle(f"{title}  ·  {score}" if title else score, fontsize=13, parse_math=False)
     halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 * shots_shown + 0.3, 1.3 * rows + 0.3])
     _draw_support(halves[0].subplots(shots_shown, task.way, squeeze=False), task, names, colours)
     halves[0].suptitle(f"shown {'once' if shot == 1 else f'{shot} times'}", fontsize=10, color="#555555")

@@ -43,6 +43,7 @@ def normalise(x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Batch norm of x (n, C, H, W) by the statistics of x itself."""
     mean, square = _Means.apply(x)
     scale = gain * torch.rsqrt((square - mean.square()).clamp_min(0) + eps)
+    scale = scale.to(x.dtype).to(scale.dtype)  # rounded as it will be, so that the shift takes the mean away by it
     return _Scaled.apply(x, scale, bias - mean * scale)
 
 

@@ -89,6 +89,8 @@ class Training:
         self.learner = accelerated(build_learner(learner_settings).to(device)).train()
         if settings.key_length and not isinstance(self.learner, FastWeights):
             raise UserError("key_length is for learners with fast weights.")
+        if settings.head_steps and not (self._above_encoder or settings.classify):
+            raise UserError("--head-steps is for learners that learn something above their encoder.")
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
         if settings.train_on_validation:
             self.items["train"] = dataset.all_but_test().to(device)
@@ -160,9 +162,12 @@ class Training:
         if not self._encoder_is_apart:
             return [(1.0, [*self.learner.parameters(), *besides])]
         encoder = list(self.learner.encoder.parameters())
-        of_encoder = {id(parameter) for parameter in encoder}
-        others = [parameter for parameter in self.learner.parameters() if id(parameter) not in of_encoder]
-        return [(self.settings.encoder_rate, encoder), (1.0, [*others, *besides])]
+        return [(self.settings.encoder_rate, encoder), (1.0, [*self._above_encoder, *besides])]
+
+    @property
+    def _above_encoder(self) -> list[nn.Parameter]:
+        of_encoder = {id(parameter) for parameter in self.learner.encoder.parameters()}
+        return [parameter for parameter in self.learner.parameters() if id(parameter) not in of_encoder]
 
     @property
     def _encoder_is_apart(self) -> bool:

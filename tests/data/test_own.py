@@ -122,6 +122,16 @@ def test_pictures_of_every_mode(tmp_path):
         assert found[name.replace(".", "-")] == pytest.approx(colour, abs=3), name
 
 
+def test_a_picture_with_pixels_that_are_no_numbers_is_named(tmp_path):
+    folder = unpack(tmp_path / "x", pictures(3, 1))
+    pixels = np.ones((40, 50), np.float32)
+    pixels[3, 3] = np.nan
+    (folder / "dark").mkdir()
+    Image.fromarray(pixels).save(folder / "dark" / "hole.tif")
+    with pytest.raises(UserError, match=r"hole\.tif has pixels that are no numbers"):
+        load(str(folder), tmp_path, "16-rgb")
+
+
 def test_a_picture_is_turned_as_its_tag_says(tmp_path):
     lying = np.zeros((40, 40, 3), np.uint8)
     lying[:, :20] = 255  # bright on the left

@@ -81,8 +81,11 @@ def test_the_protocols_hold(ptb_root, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_sentence_of_the_test_file_that_is_also_in_the_train_file_is_not_trained_on(tmp_path, small_ptb, variant):
+def test_a_sentence_of_the_test_file_that_is_also_in_the_train_file_is_not_trained_on(
+    tmp_path, small_ptb, variant, monkeypatch
+):
     shared = small_ptb["ptb.test.txt"].splitlines(keepends=True)
+    monkeypatch.setitem(ptb.LINES, "train", ptb.LINES["train"] + len(shared))
     files = {**small_ptb, "ptb.train.txt": small_ptb["ptb.train.txt"] + b"".join(shared)}
     dataset = load("ptb", unpack(tmp_path / "root" / "ptb", files).parent, variant)
     assert sentences(dataset, "test")
@@ -150,8 +153,9 @@ def test_bad_files_are_named_and_nothing_is_kept(tmp_path, small_ptb):
 def test_a_file_that_was_cut_is_refused(ptb_root):
     path = ptb_root / "ptb" / "ptb.test.txt"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:9]))
-    with pytest.raises(UserError, match=r"ptb\.test\.txt has 9 lines instead of 201"):
-        ptb.verify(ptb_root)
+    for refused in (ptb.verify, ptb.prepare):
+        with pytest.raises(UserError, match=r"ptb\.test\.txt has 9 lines instead of 201"):
+            refused(ptb_root)
 
 
 def test_too_small_a_corpus_is_refused(ptb_root, monkeypatch):

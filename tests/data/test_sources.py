@@ -39,6 +39,17 @@ def test_a_damaged_entry_is_named(tmp_path):
         files.read(files.names[0])
 
 
+def test_a_damaged_entry_of_the_rarer_kind_is_named(tmp_path):
+    path = tmp_path / "bad.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.txt", bytes(range(256)) * 20)
+    whole = bytearray(path.read_bytes())
+    whole[60:80] = bytes(20)
+    path.write_bytes(whole)
+    with Files([path]) as files, pytest.raises(UserError, match=r"bad\.zip: the entry 'a\.txt' cannot be read"):
+        files.read(files.names[0])
+
+
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/etc/evil", "C:\\evil", "..\\evil"])
 def test_an_entry_that_points_outside_is_refused(tmp_path, name):
     path = pack(tmp_path / "out.zip", {"ok": b"", name: b""})

@@ -219,6 +219,7 @@ def test_the_report_shows_what_was_compared(small_benchmarks, tmp_path, place):
         ('[{"name": "x"}]', "no list of configurations"),
         ('[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"stepz": 1}}]', "no setting 'stepz'"),
         ('[{"name": "x", "cell": "omniglot-5way-1shot/nothing"}]', "candidates.json: .*no model 'nothing'"),
+        ('[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": ["steps"]}]', "settings by name"),
         ('[{"name": "x", "cell": 5}]', "5 should be a word"),
         ('[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "seed": "a"}]', "'a' should be a whole number"),
         (
@@ -255,7 +256,19 @@ def test_what_is_on_record_is_not_tried_again(small_benchmarks, tmp_path, place)
     assert "already" in said[1]
 
 
-@pytest.mark.parametrize("damage", [{"val_accuracy": None}, {"seed": "0"}, {"name": 5}, {"new": 1}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"val_accuracy": None},
+        {"seed": "0"},
+        {"name": 5},
+        {"new": 1},
+        {"validation": []},
+        {"validation": [[1]]},
+        {"changes": None},
+        {"config": {}},
+    ],
+)
 def test_a_damaged_record_is_refused(small_benchmarks, tmp_path, place, damage):
     record = tmp_path / "search.jsonl"
     search.search(candidates(tmp_path, {"name": "as it is", "cell": CELL}), record, place, lambda sentence: None)

@@ -18,6 +18,8 @@ BAD = {
     "another size": (GOOD[:, :, :10, :10], r"not \(1, 4, 10, 10, 1\)"),
     "a list": (GOOD.tolist(), "not a list"),
     "floats of bytes": (GOOD.float(), "from 0 to 1; these go from"),
+    "whole numbers": (GOOD.long(), "not torch.int64"),
+    "truth values": (GOOD > 100, "not torch.bool"),
     "no numbers": (torch.full(GOOD.shape, float("nan")), "from 0 to 1; these go from nan"),
 }
 

@@ -180,7 +180,7 @@ def _mostly_grey(files: Files, groups: Groups) -> bool:
 
 def _decode(data: bytes, name: str, size: int, channels: int) -> np.ndarray:
     with opened(data, name) as image:
-        upright = _eight_bit(ImageOps.exif_transpose(image))
+        upright = _eight_bit(ImageOps.exif_transpose(image), name)
         if "A" in upright.getbands() or "transparency" in upright.info:
             upright = upright.convert("RGBA")
             upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
@@ -188,11 +188,13 @@ def _decode(data: bytes, name: str, size: int, channels: int) -> np.ndarray:
         return np.asarray(square).reshape(size, size, channels)
 
 
-def _eight_bit(image: Image.Image) -> Image.Image:
+def _eight_bit(image: Image.Image, name: str) -> Image.Image:
     """Pillow cuts brighter pixels off where a mode has more than 8 bits; these are scaled instead."""
     if not image.mode.startswith(("I", "F")):
         return image
     values = np.asarray(image, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise UserError(f"{name} has pixels that are no numbers; save the picture anew.")
     full = 65535.0 if image.mode.startswith("I") and values.max(initial=0) <= 65535 else values.max(initial=0) or 1.0
     return Image.fromarray((values.clip(0, None) / full * 255).round().astype(np.uint8))
 

@@ -108,14 +108,20 @@ def verify(root: Path, progress: Report = silent) -> list[Finding]:
 
 
 def _check(data: bytes, name: str, file: str) -> Finding:
-    sentences = parse(data, name)
+    sentences = _parse_whole(data, name, file)
     words = sum(len(sentence) for sentence in sentences)
     types = len({word for sentence in sentences for word in sentence})
     digest = _text_hash(sentences)
     counts = {"lines": len(sentences), "words": words, "types": types}
-    if counts["lines"] != LINES[file]:
-        raise UserError(f"{name} has {counts['lines']:,} lines instead of {LINES[file]:,}; get it again.")
     return Finding(f"{NAME} {file}", counts, digest, KNOWN[file].get(digest, ""))
+
+
+def _parse_whole(data: bytes, name: str, file: str) -> list[Sentence]:
+    """The sentences of a file that was not cut."""
+    sentences = parse(data, name)
+    if len(sentences) != LINES[file]:
+        raise UserError(f"{name} has {len(sentences):,} lines instead of {LINES[file]:,}; get it again.")
+    return sentences
 
 
 def parse(data: bytes, name: str) -> list[Sentence]:
@@ -138,7 +144,7 @@ def _text_hash(sentences: Iterable[Sentence]) -> str:
 
 def prepare(root: Path, variant: str = "standard", progress: Report = silent) -> Path:
     """Write the prepared form of one protocol and return its folder."""
-    whole = {file: parse(path.read_bytes(), str(path)) for file, path in raw_files(root).items()}
+    whole = {file: _parse_whole(path.read_bytes(), str(path), file) for file, path in raw_files(root).items()}
     hashes = {file: _text_hash(lines) for file, lines in whole.items()}
     # Cut before anything else, so that sentences which differ only behind the cut count as the same one.
     files = {file: [sentence[:LENGTH] for sentence in lines] for file, lines in whole.items()}

@@ -5,6 +5,7 @@ sentence that names the archive.
 """
 
 import io
+import lzma
 import os
 import zipfile
 import zlib
@@ -141,7 +142,7 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, label: str) ->
             if stream.read(1) or len(data) != entry.file_size:
                 raise zipfile.BadZipFile("its size is not the declared one")
             return data
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError) as error:
         raise UserError(
             f"{label}: the entry {entry.filename!r} cannot be read ({error}); get or copy the archive again."
         ) from None

@@ -131,7 +131,7 @@ def task_pca(learner: Learner, episode: Episode, about: str = "") -> str:
         for row, (x, y) in enumerate(places.tolist()):
             marker: dict[str, Any] = {"marker": "*", "s": 170, "edgecolors": "black"} if row < shown else {"s": 18}
             axes.scatter(x, y, color=colours(labels[row]), zorder=3 if row < shown else 2, linewidths=0.7, **marker)
-        axes.set_title(f"{about}: {title}" if about else title, fontsize=10)
+        axes.set_title(f"{about}: {title}" if about else title, fontsize=10, parse_math=False)
         axes.set_xticks([])
         axes.set_yticks([])
     return _svg(figure)

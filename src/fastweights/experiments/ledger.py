@@ -151,6 +151,8 @@ class Details(_Record):
             raise ValueError(f"of {self.questions} questions of a task more were answered rightly")
         if set(self.curve) != {"train", "validation"}:
             raise ValueError("the field 'curve' has to hold train and validation")
+        if not are_points(self.curve["train"], 4) or not are_points(self.curve["validation"], 3):
+            raise ValueError("the field 'curve' holds something else than points")
 
     def require_behind(self, line: Line) -> None:
         """Refuse a line that does not follow from these answers."""
@@ -168,6 +170,14 @@ class Details(_Record):
     @property
     def centroid_shares(self) -> np.ndarray:
         return unpack(self.centroid_right) / self.questions
+
+
+def are_points(values: Any, size: int) -> bool:
+    """Whether something is a list of so many numbers each."""
+    return isinstance(values, list) and all(
+        isinstance(point, list) and len(point) == size and all(is_of(number, float) for number in point)
+        for point in values
+    )
 
 
 def pack(counts: np.ndarray) -> str:

@@ -18,7 +18,7 @@ from fastweights.data import Dataset
 from fastweights.data.progress import Report
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate
-from fastweights.experiments.ledger import OF_THE_CELL
+from fastweights.experiments.ledger import OF_THE_CELL, are_points
 from fastweights.experiments.plan import Run, parse_cell
 from fastweights.experiments.recipes import changes_of
 from fastweights.experiments.reproduce import (
@@ -129,6 +129,8 @@ def _candidate(
     trained, model, variant = parse_cell(cell)
     protocol = (protocol or PROTOCOLS[0]) if trained.startswith("ptb") else ""
     for values, kind in ((training, TrainSettings), (learner, LearnerSettings)):
+        if not isinstance(values or {}, dict):
+            raise TypeError(f"{values!r} should be settings by name")
         unknown = sorted(set(values or {}) - {field.name for field in fields(kind)})
         if unknown:
             raise UserError(f"{name}: there is no setting {unknown[0]!r}; see fastweights.settings.{kind.__name__}.")
@@ -281,6 +283,11 @@ def _check_types(tried: Tried) -> None:
         kind = float if field.name == "pretrained_centroid_accuracy" and value is not None else field.type
         if kind in (int, str, float) and not is_of(value, kind):
             raise TypeError(f"{field.name} of {tried.name!r} is {value!r}")
+    for name in ("learner", "training"):
+        if not isinstance(tried.config, dict) or not isinstance(tried.config.get(name), dict):
+            raise TypeError(f"config of {tried.name!r} holds no {name}")
+    if not isinstance(tried.changes, dict) or not are_points(tried.validation, 2) or not tried.validation:
+        raise TypeError(f"changes or validation of {tried.name!r} are not what a search writes")
 
 
 def append(record: Path, tried: Tried) -> None:

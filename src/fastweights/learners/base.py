@@ -75,12 +75,8 @@ class Learner(nn.Module):
             raise UserError(f"items are a tensor (tasks, items, {', '.join(named)}) for this model, not {found}.")
         if len(shape) == 1 and x.is_floating_point():
             raise UserError(f"sentences are whole numbers, one for each word, not {x.dtype}.")
-        if len(shape) > 1 and x.is_floating_point() and x.numel():
-            low, high = x.aminmax()
-            if not (low >= 0 and high <= 1):  # nor is NaN in between
-                raise UserError(
-                    f"images are bytes (uint8), or floats from 0 to 1; these go from {low:.4g} to {high:.4g}."
-                )
+        if len(shape) > 1 and x.dtype != torch.uint8:
+            check_floats(x)
 
     def embed(self, x: Tensor) -> Tensor:
         """Items (T, n, *item) as keys (T, n, D), in float32 or better whatever the encoder computed in."""
@@ -156,6 +152,15 @@ class KeyLearner(Learner):
         check_labels(x, y)
         self.check_state(state, x)
         return self.bind_more(state, self.embed(x), y, count_classes(y, way))
+
+
+def check_floats(images: Tensor) -> None:
+    allowed = "images are bytes (torch.uint8), or floats from 0 to 1"
+    if not images.is_floating_point():
+        raise UserError(f"{allowed}, not {images.dtype}.")
+    low, high = images.aminmax() if images.numel() else (images.new_zeros(()), images.new_zeros(()))
+    if not (low >= 0 and high <= 1):  # nor is NaN in between
+        raise UserError(f"{allowed}; these go from {low:.4g} to {high:.4g}.")
 
 
 def fits(shape: Sequence[int | None], found: Sequence[int]) -> bool:

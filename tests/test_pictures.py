@@ -1,0 +1,78 @@
+"""Drawings show what they say: the numbers that reach the axes are those of the models and the ledger."""
+
+import matplotlib.axes
+import matplotlib.figure
+import pytest
+import torch
+from experiments.conftest import made_up
+
+from fastweights.episodes import EpisodeSampler
+from fastweights.experiments import figures
+from fastweights.experiments.compare import Measured
+from fastweights.experiments.tables import ABLATION
+from fastweights.learners import build_learner
+from fastweights.pictures import draw_task
+from fastweights.settings import LearnerSettings
+
+SETTINGS = LearnerSettings(item_shape=(8, 8, 1), filters=8)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """All calls of methods of axes that draw, by name: their positional arguments."""
+    calls = {name: [] for name in ("barh", "plot", "scatter", "set_title")}
+    for name, record in calls.items():
+        original = getattr(matplotlib.axes.Axes, name)
+
+        def wrapped(self, *args, _record=record, _original=original, **options):
+            _record.append((args, options))
+            return _original(self, *args, **options)
+
+        monkeypatch.setattr(matplotlib.axes.Axes, name, wrapped)
+    return calls
+
+
+@pytest.fixture
+def task(dataset):
+    return EpisodeSampler(dataset.splits["test"], 5, 1, 3).draw(1, torch.Generator().manual_seed(0))
+
+
+def test_ticks_and_scores_are_of_the_answers(task, tmp_path, drawn):
+    learner = build_learner(SETTINGS).eval()
+    answers = learner.predict(learner.describe(task.support_x, task.support_y), task.query_x)[0].argmax(-1)
+    right = answers == task.query_y[0]
+    assert 0 < right.sum() < len(right)
+    assert draw_task(learner, task, tmp_path / "a $ and a $.png", "5 $ or 6 $") == pytest.approx(right.float().mean())
+    titles = [args[0] for args, _ in drawn["set_title"]]
+    assert sum("✓" in title for title in titles) == right.sum()
+    assert sum("✗" in title for title in titles) == (~right).sum()
+
+
+def test_bars_are_as_long_as_their_numbers(drawn):
+    measured = [Measured((made_up(right=right)[0],)) for right in ((3, 4, 5, 2), (2, 2, 3, 2))]
+    figures.ablation_bars(list(zip(ABLATION, measured, strict=False)))
+    (_, lengths), options = drawn["barh"][0]
+    assert lengths == [70.0, 45.0]
+    assert options["xerr"] == [m.ci95 for m in measured]
+
+
+def test_curves_go_through_the_points_of_the_record(drawn):
+    _, details = made_up()
+    figures.learning_curves({"a": [("fwcnn-hebb (best)", 4, details)]})
+    (train, _), (validation, _) = drawn["plot"]
+    assert train[:2] == ([40, 80], [30.0, 45.0])
+    assert validation[:2] == ([40, 80], [33.0, 61.5])
+
+
+@pytest.mark.parametrize("placement", ["fc", "softmax"])
+def test_a_tasks_keys_and_read_outs_are_on_their_principal_axes(task, placement, drawn):
+    """Of keys at most as wide as two axes nothing is lost: distances between points are distances between keys."""
+    learner = build_learner(LearnerSettings(item_shape=(8, 8, 1), filters=8, placement=placement)).eval()
+    with torch.no_grad():
+        keys = learner.embed(torch.cat([task.support_x, task.query_x], 1))[0].double()
+    figures.task_pca(learner, task, "costs $5 to $6")
+    points = torch.tensor([args[:2] for args, _ in drawn["scatter"]], dtype=torch.float64)
+    first, second = points.split(len(keys))
+    spectrum = torch.linalg.svdvals(keys - keys.mean(0))
+    torch.testing.assert_close(first.norm(dim=0), spectrum[:2])
+    assert second.norm() > 0
