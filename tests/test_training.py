@@ -465,6 +465,14 @@ def test_the_log_of_a_resumed_run_has_every_step_once(tmp_path):
     assert [json.loads(line)["step"] for line in (tmp_path / LOG).read_text().splitlines()] == [1, 2, 3]
 
 
+def test_what_was_logged_of_pretraining_survives_a_stop_before_the_first_step(tmp_path):
+    for from_step, event in ((None, "old"), (None, "pretrain"), (0, "train")):
+        log = JsonlLog(tmp_path / LOG, from_step)
+        log.write({"event": event, "step": 0})
+        log.close()
+    assert [json.loads(line)["event"] for line in (tmp_path / LOG).read_text().splitlines()] == ["pretrain", "train"]
+
+
 ENDLESS = """
 import sys
 from dataclasses import replace
