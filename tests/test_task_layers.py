@@ -68,13 +68,13 @@ def test_gradients_of_gradients_at_the_image():
 def test_bfloat16_stays_bfloat16_with_sums_in_float32():
     """Means of 2,000 numbers near 7 would be far off in bfloat16; what is left are the roundings of shift and result.
 
-    The shift is -7 times a gain below 1: half of its last bit is 1/64, of that of the result 1/512 of it.
+    The shift is -7 times a gain below 1: half of its last bit is 1/64; scale and result are off by 1/512 of themselves.
     """
     torch.manual_seed(0)
     x, gain = (7 + torch.randn(20, 64, 10, 10)).bfloat16(), torch.linspace(0.55, 0.95, 64)
     out = normalise(x, gain, torch.zeros(64), 1e-5)
     assert out.dtype == torch.bfloat16
     exact = plain_norm(x.double(), gain.double(), torch.zeros(64).double(), 1e-5)
-    torch.testing.assert_close(out.double(), exact, rtol=1 / 256, atol=1.05 / 64)
+    torch.testing.assert_close(out.double(), exact, rtol=2 / 256, atol=1.05 / 64)
     with torch.autocast("cpu", torch.bfloat16):
         assert convolve(x.float(), torch.randn(2, 64, 3, 3)).dtype == torch.bfloat16
