@@ -131,7 +131,7 @@ def test_a_demo_overwrites_no_other_run(monkeypatch, capsys, tmp_path):
 
 
 def test_a_transductive_learner_is_named(monkeypatch, capsys):
-    assert call(monkeypatch, "train", "--learner", "maml-cnn", "--out", "m", *NARROW, *QUICK) == 0
+    assert call(monkeypatch, "train", "--learner", "maml-cnn", "--out", "m", *NARROW[:4], *QUICK) == 0
     assert "transductive" in capsys.readouterr().out
 
 
@@ -142,10 +142,14 @@ def test_resume_goes_on(monkeypatch, capsys, tmp_path):
     assert sum(len(e["losses"]) for e in events if e["event"] == "train") == 9
     sentence = refused(monkeypatch, capsys, "train", "--resume", "--out", "run", "--way", "3")
     assert "--way cannot change" in sentence
+    again = ["train", "--resume", "--out", "run"]
     others = ["--learner", "maml-cnn", "--dataset", "blobs", "--set", "filters=9", "--precision", "bfloat16"]
-    sentence = refused(monkeypatch, capsys, "train", "--resume", "--out", "run", *others)
-    assert "--learner, --precision, --set cannot change" in sentence
-    assert call(monkeypatch, "train", "--resume", "--out", "run", "--dataset", "blobs", "--steps", "9") == 0
+    assert "--precision, --learner cannot change" in refused(monkeypatch, capsys, *again, *others)
+    assert "--learner cannot change" in refused(monkeypatch, capsys, *again, "--learner", "fwcnn-hebb")
+    assert "--set cannot change" in refused(monkeypatch, capsys, *again, "--set", "filters=9")
+    same = ["--learner", "fwcnn-hebb", *NARROW, "--dataset", "blobs", "--steps", "9"]
+    assert call(monkeypatch, *again, *same) == 0
+    assert call(monkeypatch, *again, *NARROW[:2]) == 0
     assert "at step 9 already" in refused(monkeypatch, capsys, "train", "--resume", "--out", "run", "--steps", "3")
 
 
@@ -340,3 +344,13 @@ def test_a_loaded_learner_carries_no_gradients_along(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("option", "value"), [("--way", "1"), ("--seed", "-1"), ("--seed", str(10**23))])
 def test_numbers_that_make_no_sense_are_refused(monkeypatch, capsys, option, value):
     assert option in refused(monkeypatch, capsys, "train", "--out", "run", *NARROW, *QUICK, option, value)
+
+
+def test_a_placement_is_given_once(monkeypatch, capsys):
+    sentence = refused(monkeypatch, capsys, "train", "--placement", "softmax", "--set", "placement=fc")
+    assert "--placement and --set placement=... are the same" in sentence
+
+
+def test_two_demos_in_one_folder_are_refused(monkeypatch, capsys, tmp_path):
+    with alone_in(tmp_path / "demo"):
+        assert "another process is at work" in refused(monkeypatch, capsys, "demo", "--out", "demo")

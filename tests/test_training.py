@@ -631,3 +631,12 @@ def test_settings_by_which_nothing_would_be_learned_are_refused(dataset, learner
         Training(learner_settings, replace(train_settings, train_way=1), dataset)
     with pytest.raises(UserError, match="something above their encoder"):
         Training(replace(learner_settings, system="prototypical"), replace(train_settings, head_steps=2), dataset)
+
+
+def test_a_run_does_not_overwrite_another(dataset, learner_settings, train_settings, tmp_path):
+    settings = replace(train_settings, steps=4)
+    train(learner_settings, settings, dataset, folder=tmp_path)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    with pytest.raises(UserError, match="already holds a run"):
+        Training(replace(learner_settings, system="matching"), settings, dataset, folder=tmp_path).run()
+    assert (tmp_path / CHECKPOINT).read_bytes() == before

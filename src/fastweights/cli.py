@@ -31,7 +31,7 @@ from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensor
 from fastweights.precision import choose_precision
 from fastweights.presets import describe_presets, parse_overrides, preset
 from fastweights.settings import TrainSettings
-from fastweights.training import CHECKPOINT, LOG, MODEL, Outcome, Training, resume
+from fastweights.training import CHECKPOINT, LOG, MODEL, Outcome, Training, require_free, resume
 
 
 class Interrupted(Exception):
@@ -193,20 +193,19 @@ def train(
     }
     given = {name: value for name, value in given.items() if value is not None}
     ranks, where = join(find_device(device))
+    if placement and any(one.startswith("placement=") for one in change or ()):
+        raise UserError("--placement and --set placement=... are the same; give one of them.")
+    changes = [*(change or []), *([f"placement={placement}"] if placement else [])]
     if resume_run:
-        others = {"dataset": dataset, "variant": variant, "learner": learner, "placement": placement}
-        others |= {"set": " ".join(change or []), "precision": "" if precision == "auto" else precision}
+        others = {"variant": variant, "precision": "" if precision == "auto" else precision}
         given |= {name: value for name, value in others.items() if value}
-        training = _resumed(out, data_root, where, ranks, given)
+        training = _resumed(out, dataset, data_root, where, ranks, given, learner, changes)
     else:
         given["precision"] = choose_precision(precision, where)
         data = load_dataset("strokes" if dataset is None else dataset, data_root, variant)
-        changes = [*(change or []), *([f"placement={placement}"] if placement else [])]
         training = _fresh(data, learner or "fwcnn-hebb", changes, where, ranks, out, given)
     assert training.folder is not None
     with alone_in(training.folder) if ranks.first else nullcontext():
-        if not resume_run:
-            _require_free(training.folder)  # once more: another process may have been at work there until now
         training.sinks = open_sinks(training.folder, training.log_step) if ranks.first else []
         try:
             outcome = training.run()
@@ -245,30 +244,51 @@ def _fresh(
     )
     name = f"{Path(dataset.name).name}-{learner}-{settings.way}way-{settings.shot}shot-seed{settings.seed}"
     folder = out or Path("runs") / name
-    _require_free(folder)
+    require_free(folder)
     return Training(learner_settings, settings, dataset, device, folder, ranks=ranks)
 
 
-def _require_free(folder: Path) -> None:
-    if (folder / CHECKPOINT).exists():
-        raise UserError(f"{folder} already holds a run; go on with --resume --out {folder}, or choose another --out.")
-
-
 def _resumed(
-    out: Path | None, root: Path | None, device: torch.device, ranks: Ranks, given: dict[str, Any]
+    out: Path | None,
+    dataset: str | None,
+    root: Path | None,
+    device: torch.device,
+    ranks: Ranks,
+    given: dict[str, Any],
+    learner: str | None,
+    changes: list[str],
 ) -> Training:
     if out is None:
         raise UserError("--resume needs --out, the folder of the run to go on with.")
     saved = checkpoint.load(out / CHECKPOINT)
     before = saved.training.to_json()
-    changed = sorted(name for name, value in given.items() if name not in before or value != before[name])
+    changed = sorted(name for name, value in given.items() if value != before[name])
     fixed = [name for name in changed if name not in ("steps", "seconds")]
+    if not _is_of(saved, learner, changes):
+        fixed += ["learner" if learner else "set"]
     if fixed:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise UserError(f"{options} cannot change in a resumed run; leave it out, or start a new run.")
     given = {name: given[name] for name in changed}
-    dataset = load_dataset(saved.training.dataset, root, saved.training.variant)
-    return resume(out, dataset, device, ranks=ranks, **given)
+    data = load_dataset(dataset or saved.training.dataset, root, saved.training.variant)
+    return resume(out, data, device, ranks=ranks, **given)
+
+
+def _is_of(saved: checkpoint.Saved, learner: str | None, changes: list[str]) -> bool:
+    """Whether a run is of the model that somebody names, as far as they name it."""
+    ours, overrides = saved.learner, parse_overrides(changes)
+    if learner is None:
+        return all(getattr(ours, name) == value for name, value in overrides.items())
+    named = preset(
+        learner,
+        dataset=saved.training.dataset,
+        item_shape=ours.item_shape,
+        vocabulary=ours.vocabulary,
+        way=saved.training.slots,
+        shot=saved.training.shot,
+        **overrides,
+    )
+    return named == ours
 
 
 def _report(training: Training, outcome: Outcome) -> None:

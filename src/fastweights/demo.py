@@ -17,6 +17,7 @@ from fastweights.data.items import Dataset
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
+from fastweights.files import alone_in
 from fastweights.learners.base import Learner
 from fastweights.learners.pixels import PixelNearestNeighbour
 from fastweights.logs import JsonlLog, ProgressBar
@@ -41,8 +42,12 @@ PICTURE = "task.png"
 
 def run(console: Console, folder: Path, seconds: float, root: Path | None = None) -> Evaluation:
     """Make the data, meta-train, test on unseen classes, draw a picture, say what it means."""
-    _check_folder(folder)
-    dataset = _make_dataset(console, root)
+    with alone_in(folder):
+        _check_folder(folder)
+        return _run(console, folder, seconds, _make_dataset(console, root))
+
+
+def _run(console: Console, folder: Path, seconds: float, dataset: Dataset) -> Evaluation:
     settings = replace(TRAINING, seconds=seconds)
     console.print(
         f"Meta-training on {dataset.splits['train'].classes:,} characters, {seconds:.0f} seconds by the clock:"
@@ -70,6 +75,7 @@ def _check_folder(folder: Path) -> None:
     saved = checkpoint.load(folder / CHECKPOINT)
     if (saved.learner, saved.training.steps, saved.training.queries) != (LEARNER, TRAINING.steps, TRAINING.queries):
         raise UserError(f"{folder} already holds a run that is no demo; choose another --out.")
+    (folder / CHECKPOINT).unlink()
 
 
 def _make_dataset(console: Console, root: Path | None) -> Dataset:
@@ -102,7 +108,9 @@ def _report(
     table.add_row("[bold]fast weights (Hebb)[/bold]", f"[bold]{ours}[/bold]")
     console.print(table)
     console.print(f"Model    {folder / MODEL}\nPicture  {folder / PICTURE}\n", markup=False, soft_wrap=True)
-    command = "fastweights" if shutil.which("fastweights") else os.path.relpath(sys.argv[0])
+    here = Path(sys.argv[0])
+    by_module = "python -m fastweights" if here.name == "__main__.py" else os.path.relpath(here)
+    command = "fastweights" if shutil.which("fastweights") else by_module
     console.print(
         "Try next:\n"
         f"  {command} episodes {folder} -o tasks.png --tasks 3   more tasks being solved\n"

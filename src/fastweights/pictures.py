@@ -115,5 +115,6 @@ def _draw_recall(axes: Axes, recalled: Tensor, names: Sequence[str], colours: Se
 
 def _show(axes: Axes, image: Tensor) -> None:
     pixels = image.cpu().numpy()
-    axes.imshow(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels, cmap="gray_r", interpolation="nearest")
+    grey = pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels
+    axes.imshow(grey, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set(xticks=[], yticks=[])

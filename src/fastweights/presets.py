@@ -14,7 +14,7 @@ import torch
 
 from fastweights.errors import UserError
 from fastweights.learners import build_learner
-from fastweights.settings import LearnerSettings, check_kinds
+from fastweights.settings import OF_ENCODER, OF_SYSTEM, LearnerSettings, check_kinds
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ def preset(
     settings = replace(settings, **_of_benchmark(item_shape, vocabulary, shot))
     settings = replace(settings, **{**PRESETS[name].settings, **overrides})
     _check_kind(name, dataset, settings)
+    _check_effects(name, overrides, settings)
     return settings
 
 
@@ -92,6 +93,14 @@ def _check_kind(name: str, dataset: str, settings: LearnerSettings) -> None:
         f"{name} is for {kinds[reads_text]}, but {dataset} holds {kinds[is_text]}; for these there are "
         f"{', '.join(other for other in PRESETS if (encoder_of(other) == 'lstm') == is_text)}."
     )
+
+
+def _check_effects(name: str, overrides: Mapping[str, Any], settings: LearnerSettings) -> None:
+    """Refuse changes that change nothing: a comparison of them would compare nothing."""
+    felt = {"system", "encoder", "slots", *OF_ENCODER.get(settings.encoder, ()), *OF_SYSTEM.get(settings.system, ())}
+    without = next((override for override in overrides if override not in felt), None)
+    if without:
+        raise UserError(f"the setting {without} has no effect on {name}; there are {', '.join(sorted(felt))}.")
 
 
 def encoder_of(name: str) -> str:

@@ -20,14 +20,12 @@ from fastweights.episodes import seed_of
 from fastweights.files import taking_turns
 from fastweights.learners import Learner
 from fastweights.objectives import ClassifierObjective, new_turn_head
-from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.settings import OF_SYSTEM, LearnerSettings, TrainSettings
 from fastweights.steps import Rate, TrainStep, mean_of_finite
 
 Modules = Mapping[str, nn.Module]
 
-ABOVE_THE_ENCODER = frozenset(
-    ["system", "slots", "placement", "rule", "width", "bias", "label_noise", "inner_steps", "inner_rate", "first_order"]
-)
+ABOVE_THE_ENCODER = frozenset(["system", "slots", *(name for names in OF_SYSTEM.values() for name in names)])
 """Settings of a learner that its encoder does not know of."""
 OF_PRETRAINING = frozenset(["dataset", "variant", "data_hash", "augment", "precision", "seed"])
 """Settings of a training, besides those named pretrain_..., that pre-training depends on."""

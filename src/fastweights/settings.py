@@ -126,6 +126,20 @@ class LearnerSettings(_Settings):
             raise UserError(f"inner_rate is a positive number, not {self.inner_rate}.")
 
 
+OF_ENCODER: dict[str, tuple[str, ...]] = {
+    "cnn": ("layers", "filters", "batch_norm", "conv_bias"),
+    "resnet": ("blocks", "features", "features_norm", "dropout"),
+    "lstm": ("layers", "embedding", "units", "readout", "bidirectional", "dropout"),
+}
+OF_SYSTEM: dict[str, tuple[str, ...]] = {
+    "fast-weights": ("placement", "rule", "width", "bias", "label_noise"),
+    "matching": (),
+    "prototypical": (),
+    "maml": ("inner_steps", "inner_rate", "first_order"),
+}
+"""Which settings of a learner its encoder, and what is above it, are built from: others have no effect on it."""
+
+
 @dataclass(frozen=True)
 class TrainSettings(_Settings):
     """How a learner is trained."""

@@ -116,6 +116,7 @@ class Training:
         self._logged_step, self._logged_at = 0, time.monotonic()
         self.request, self._stop = StopRequest(), False
         self._deadline = math.inf
+        self._owns_folder = False
 
     def _make_step(self) -> TrainStep:
         s = self.settings
@@ -180,6 +181,7 @@ class Training:
 
     def restore(self, saved: checkpoint.Saved) -> None:
         """Go on exactly where a checkpoint was written."""
+        self._owns_folder = True
         checkpoint.fill(self.learner, saved.section("model"), saved.path)
         checkpoint.fill_optimizer(self.take_step.optimizer, saved.section("optimizer"))
         self.best = {name: t.to(self.device) for name, t in saved.section("best").items()}
@@ -204,6 +206,9 @@ class Training:
         Ctrl-C, and the deadline (by `time.monotonic`), interrupt: a checkpoint is written, to be resumed another time.
         """
         self._deadline, self._stop, self.request.asked = deadline, False, False
+        if self.folder is not None and not self._owns_folder and self.ranks.first:
+            require_free(self.folder)
+        self._owns_folder = True
         with self.request.listening():
             if self.settings.pretrain_steps and not self.counters.pretrained:
                 self.pretrain()
@@ -396,7 +401,14 @@ class Training:
         for name, sections in ((MODEL, weights), (CHECKPOINT, whole)):
             path = self.folder / name
             checkpoint.save(path, sections, self.learner_settings, self.settings, asdict(self.counters))
+        self._owns_folder = True
         self._saved_at = time.monotonic()
+
+
+def require_free(folder: Path) -> None:
+    """Refuse a folder that holds a run: its checkpoint would be overwritten."""
+    if (folder / CHECKPOINT).exists():
+        raise UserError(f"{folder} already holds a run; go on with --resume --out {folder}, or choose another --out.")
 
 
 def _require_finite(weights: Weights, step: int) -> None:

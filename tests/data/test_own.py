@@ -195,8 +195,17 @@ def test_a_class_with_too_few_items_is_reported_by_name_and_count(tmp_path):
                 for split in ("train", "valid", "test")
                 for name, data in pictures(2).items()
             },
-            "the folders test and train, and valid beside them",
+            "the folders test, train, valid; if these are splits, call them train, val and test",
         ),
+        (
+            {
+                f"{split}/{split}{name}": data
+                for split in ("Train", "Val", "Test")
+                for name, data in pictures(2).items()
+            },
+            "call them train, val and test",
+        ),
+        ({**pictures(), "phone/a.heic": b"", "phone/b.heic": b""}, r"phone holds no picture .* but [ab]\.heic"),
         ({**pictures(), "class 1/tag.jpg": with_a_broken_tag()}, r"tag\.jpg is not a readable picture"),
     ],
 )
@@ -296,3 +305,23 @@ def test_a_variant_may_stand_behind_a_colon(tmp_path):
     folder = unpack(tmp_path / "x", pictures())
     assert load(f"{folder}:12-grey", tmp_path).splits["train"].item_shape == (12, 12, 1)
     assert os.path.isdir(folder)
+
+
+def test_a_text_with_commas_wants_quotes(tmp_path):
+    path = tmp_path / "comma.csv"
+    path.write_text("text,label\na b,one\nc, well,two\n")
+    with pytest.raises(UserError, match=r"line 3, has more fields than the first line names"):
+        load(str(path), tmp_path)
+
+
+def test_a_folder_that_may_not_be_read_is_no_empty_one(tmp_path, monkeypatch):
+    folder, scandir = unpack(tmp_path / "x", pictures()), os.scandir
+
+    def refuse(path):
+        if str(path).endswith("class 1"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match=r"class 1 cannot be read \(Permission denied\)"):
+        load(str(folder), tmp_path)

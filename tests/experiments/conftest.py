@@ -13,12 +13,11 @@ from fastweights.experiments.ledger import Details, Line, pack
 from fastweights.experiments.recipes import Changes
 
 SHORT = {
-    "*": Changes(
-        {"steps": 12, "tasks_per_step": 2, "validate_every": 8, "validation_tasks": 10, "log_every": 2}, {"width": 16}
-    ),
+    "*": Changes({"steps": 12, "tasks_per_step": 2, "validate_every": 8, "validation_tasks": 10, "log_every": 2}),
+    "*/*fw*": Changes(learner={"width": 16}),
     "omniglot-*": Changes(learner={"filters": 8}),
     "mini-imagenet-*": Changes(learner={"filters": 8}),
-    "ptb-*": Changes(learner={"embedding": 8, "units": 8, "width": 8}),
+    "ptb-*": Changes(learner={"embedding": 8, "units": 8}),
 }
 ASKED = {
     "*": Changes({"queries": 3, "test_tasks": 20}),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from fastweights.episodes import Episode
 from fastweights.errors import UserError
 from fastweights.learners import Learner, build_learner
 from fastweights.presets import PRESETS, count_parameters, describe_presets, parse_overrides, preset
-from fastweights.settings import LearnerSettings
+from fastweights.settings import OF_ENCODER, OF_SYSTEM, LearnerSettings
 
 OMNIGLOT: dict[str, Any] = {"dataset": "omniglot", "item_shape": (28, 28, 1), "vocabulary": 0}
 MINI_IMAGENET: dict[str, Any] = {"dataset": "mini-imagenet", "item_shape": (84, 84, 3), "vocabulary": 0}
@@ -202,6 +202,12 @@ def test_wrong_choices_are_named_when_a_learner_is_built(chosen: dict[str, Any],
 WAY = 3
 
 
+WITHOUT_MEMORY = {
+    encoder: {name: value for name, value in settings.items() if name in OF_ENCODER[encoder]}
+    for encoder, settings in NARROW.items()
+}
+
+
 def narrow(name: str, **overrides: Any) -> LearnerSettings:
     is_text = name in TEXT_PRESETS
     encoder = "lstm" if is_text else "resnet" if "resnet" in name else "cnn"
@@ -212,7 +218,7 @@ def narrow(name: str, **overrides: Any) -> LearnerSettings:
         vocabulary=tiny.VOCABULARY if is_text else 0,
         way=WAY,
         shot=1,
-        **{**NARROW[encoder], **overrides},
+        **{**(NARROW[encoder] if "fw" in name else WITHOUT_MEMORY[encoder]), **overrides},
     )
 
 
@@ -334,3 +340,26 @@ def test_cuda_is_never_waited_for(name: str) -> None:
         loss_of(learner, episode).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("prototypical-cnn", {"placement": "softmax"}),
+        ("matching-cnn", {"rule": "gradient"}),
+        ("fwcnn-hebb", {"dropout": 0.5}),
+        ("fwcnn-hebb", {"inner_steps": 3}),
+        ("fwresnet-hebb", {"filters": 8}),
+        ("maml-cnn", {"width": 8}),
+        ("lstm-fwmlp-hebb", {"blocks": (8,)}),
+    ],
+)
+def test_changes_that_change_nothing_are_refused(name, without):
+    with pytest.raises(UserError, match=f"{next(iter(without))} has no effect on {name}"):
+        narrow(name, **without)
+
+
+def test_every_setting_of_a_learner_is_of_something():
+    named = {setting for group in (OF_ENCODER, OF_SYSTEM) for names in group.values() for setting in names}
+    others = {"system", "encoder", "slots", "item_shape", "vocabulary"}
+    assert named | others == {field.name for field in fields(LearnerSettings)}

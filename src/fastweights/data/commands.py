@@ -36,7 +36,7 @@ def list_datasets(data_root: Root = None) -> None:
     table = Table("name", "variants", "files", "prepared")
     table.add_row("strokes", "", "built in", "")
     for name, module in named.BENCHMARKS.items():
-        ready = [folder.name.removeprefix(name).strip("-") or "yes" for folder in named.prepared_folders(name, root)]
+        ready = [variant or "yes" for variant in named.prepared_folders(name, root)]
         files = "there" if module.have_raw(root) else "missing"
         table.add_row(name, ", ".join(module.VARIANTS), files, ", ".join(ready) or "no")
     Console().print(table)
@@ -62,7 +62,7 @@ def get(
     with bars() as progress:
         findings = module.get(root, given or (), progress)
     _print_findings(findings)
-    for folder in named.prepared_folders(name, root):
+    for folder in named.prepared_folders(name, root).values():
         if not named.is_made_from(folder, findings):
             shutil.rmtree(folder)
             typer.echo(f"removed {folder}, which was made from other files")
@@ -78,7 +78,7 @@ def verify(name: Benchmark, data_root: Root = None) -> None:
     with bars() as progress:
         findings = module.verify(root, progress)
     _print_findings(findings)
-    for folder in named.prepared_folders(name, root):
+    for folder in named.prepared_folders(name, root).values():
         require_intact(folder)
         if not named.is_made_from(folder, findings):
             raise UserError(f"{folder} was prepared from other files than those under {root}; delete it.")

@@ -20,7 +20,7 @@ from fastweights.data.progress import Report
 from fastweights.data.sources import Files
 from fastweights.errors import UserError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 MOST_PIXELS = 100_000_000
 """A picture with more is refused before it is decoded: a few bytes can claim to be gigabytes."""
 BATCH = 256

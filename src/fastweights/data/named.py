@@ -77,10 +77,10 @@ def prepared_name(name: str, variant: str) -> str:
     return f"{name}-{variant}" if variant else name
 
 
-def prepared_folders(name: str, root: Path) -> list[Path]:
-    """Where the variants of a benchmark lie prepared."""
-    folders = (find_prepared(root, prepared_name(name, variant)) for variant in BENCHMARKS[name].VARIANTS)
-    return [folder for folder in folders if folder]
+def prepared_folders(name: str, root: Path) -> dict[str, Path]:
+    """Where the variants of a benchmark lie that are prepared, by variant."""
+    folders = {variant: find_prepared(root, prepared_name(name, variant)) for variant in BENCHMARKS[name].VARIANTS}
+    return {variant: folder for variant, folder in folders.items() if folder}
 
 
 def is_made_from(folder: Path, findings: Sequence[Finding]) -> bool:

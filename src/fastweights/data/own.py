@@ -30,6 +30,10 @@ from fastweights.data.texts import SPECIAL, TextSplit, open_texts, pad, save_tex
 from fastweights.errors import UserError
 
 SPLITS = ("train", "val", "test")
+ALMOST_SPLITS = frozenset([*SPLITS, "training", "valid", "validation", "dev", "testing"])
+"""What folders of splits may be called, in any case of letters, by somebody who did not know."""
+UNREADABLE = (".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw")
+"""Pictures, but not for us."""
 VALIDATION, TEST = 0.16, 0.20
 GREY_SIZE, COLOUR_SIZE = 28, 84
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")
@@ -114,6 +118,7 @@ def _group_pictures(files: Files, path: Path) -> Groups:
     parts_of = {name: Path(name).relative_to(path).parts for name in files.names if name.lower().endswith(SUFFIXES)}
     if not parts_of:
         raise UserError(f"no pictures ({', '.join(SUFFIXES)}) are in {path}; each class should be a folder of them.")
+    _require_pictures(files, {Path(name).parent for name in parts_of}, path)
     while all(len(p) > 2 for p in parts_of.values()) and len({p[0] for p in parts_of.values()}) == 1:
         parts_of = {name: parts[1:] for name, parts in parts_of.items()}  # everything lies in one outer folder
     loose = next((name for name, parts in parts_of.items() if len(parts) < 2), None)
@@ -124,10 +129,28 @@ def _group_pictures(files: Files, path: Path) -> Groups:
     return _group(rows, path)
 
 
+def _require_pictures(files: Files, folders_with: set[Path], path: Path) -> None:
+    """Refuse a folder that looks like a class but would be left out, for want of pictures that can be read.
+
+    Pictures of other kinds beside those that can be read are left out, too, as are all other files.
+    """
+    above = {parent for folder in folders_with for parent in folder.parents}
+    for name in files.names:
+        folder = Path(name).parent
+        if name.lower().endswith(UNREADABLE) and folder not in folders_with | above:
+            raise UserError(
+                f"{folder} holds no picture of a kind that is read ({', '.join(SUFFIXES)}), but {Path(name).name}; "
+                f"convert these, or move the folder out of {path}."
+            )
+
+
 def _has_split_folders(paths: Iterable[tuple[str, ...]], path: Path) -> bool:
     """Whether all classes lie in train, val and test. A class may well be called train, so one such folder is none."""
     splits = {parts[0] for parts in paths if parts[0] in SPLITS and len(parts) > 2}
     others = sorted({parts[0] for parts in paths} - splits)
+    if others and all(name.lower() in ALMOST_SPLITS for name in (*splits, *others)):
+        found = ", ".join(sorted({*splits, *others}))
+        raise UserError(f"{path} has the folders {found}; if these are splits, call them train, val and test.")
     if len(splits) > 1 and others:
         raise UserError(
             f"{path} has the folders {' and '.join(sorted(splits))}, and {others[0]} beside them; "
@@ -259,6 +282,11 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
         if not {"text", "label"} <= set(reader.fieldnames or ()):
             raise UserError(f"{path} needs the columns text and label in its first line.")
         for row in reader:
+            if None in row:
+                raise UserError(
+                    f"{path}, line {reader.line_num}, has more fields than the first line names; put quotes around "
+                    "texts that hold commas."
+                )
             yield reader.line_num, row
     except csv.Error as error:
         raise UserError(f"{path}, line {max(1, reader.line_num)}, is not csv ({error}).") from None

@@ -101,8 +101,9 @@ def files_under(path: Path) -> Iterator[Path]:
     """The file itself, or all files in a folder, also through links to other folders, but in no folder twice."""
     if path.is_file():
         yield path
+        return
     seen = {path.resolve()}
-    for folder, folders, files in os.walk(path, followlinks=True):
+    for folder, folders, files in os.walk(path, onerror=_cannot_read, followlinks=True):
         folders[:] = sorted(name for name in folders if not _is_junk(name))
         for name in tuple(folders):
             real = (Path(folder) / name).resolve()
@@ -110,6 +111,10 @@ def files_under(path: Path) -> Iterator[Path]:
                 folders.remove(name)
             seen.add(real)
         yield from (Path(folder) / name for name in files if not _is_junk(name))
+
+
+def _cannot_read(error: OSError) -> None:
+    raise UserError(f"{error.filename} cannot be read ({error.strerror}).")
 
 
 def _is_junk(name: str) -> bool:

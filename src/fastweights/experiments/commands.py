@@ -94,7 +94,8 @@ def search(
     with bars() as report:
         done = searching.search(candidates, out, place, say, lambda candidate: _bar(candidate.name), report)
     if done < len(candidates):
-        raise typer.Exit(130)  # Ctrl-C
+        say(f"Stopped with {len(candidates) - done} candidates left; the same command goes on.")
+        raise typer.Exit(130)
 
 
 def _place(device: str, precision: str, commit: str, runs: Path, data_root: Path | None) -> "Place":

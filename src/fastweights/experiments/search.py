@@ -91,7 +91,7 @@ def read_candidates(path: Path) -> list[Candidate]:
     """A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}; also "protocol" and "seed"."""
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))
-        candidates = [_candidate(**entry) for entry in listed]
+        candidates = [_candidate(**_entry(entry)) for entry in listed]
         for candidate in candidates:
             _check(candidate)
     except OSError:
@@ -101,6 +101,20 @@ def read_candidates(path: Path) -> list[Candidate]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return candidates
+
+
+OF_A_CANDIDATE = ("name", "cell", "training", "learner", "protocol", "seed")
+
+
+def _entry(entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not {"name", "cell"} <= set(entry):
+        raise ValueError("every entry needs a name and a cell")
+    unknown = sorted(set(entry) - set(OF_A_CANDIDATE))
+    if unknown:
+        raise ValueError(f"an entry has {', '.join(OF_A_CANDIDATE)}, but no {unknown[0]}")
+    if entry.get("protocol", "") not in ("", *PROTOCOLS):
+        raise ValueError(f"there is no protocol {entry['protocol']!r}; there are {' and '.join(PROTOCOLS)}")
+    return entry
 
 
 def _check(candidate: Candidate) -> None:
