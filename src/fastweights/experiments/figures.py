@@ -1,6 +1,7 @@
 """The report's drawings, as SVG: the same ledger gives the same drawing."""
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,10 @@ BAR_COLOURS = {
 }
 
 
+FEW_POINTS = 20
+"""So many validations of a curve are marked one by one; more are a line."""
+
+
 def _colour(learner: str) -> str:
     return next((colour for name, colour in COLOURS.items() if name in learner), "#555555")
 
@@ -48,7 +53,8 @@ def _svg(figure: Figure) -> str:
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "fastweights"}):
         figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()
+    # A hundredth of a pixel is enough for places; numbers below 1 may be the scales of letters.
+    return re.sub(r"\b[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", out.getvalue())
 
 
 def _plain(axes: Axes) -> None:
@@ -74,7 +80,8 @@ def learning_curves(panels: Mapping[str, Sequence[tuple[str, int, Details]]]) ->
             colour = _colour(details.learner)
             axes.plot([tasks * p[0] for p in train], [p[3] for p in train], color=colour, alpha=0.5, linewidth=0.9)
             seen, accuracies = [tasks * p[0] for p in validation], [p[2] for p in validation]
-            axes.plot(seen, accuracies, style, color=colour, label=name, linewidth=1.6, marker="o", markersize=2)
+            marker = "o" if len(seen) <= FEW_POINTS else ""
+            axes.plot(seen, accuracies, style, color=colour, label=name, linewidth=1.6, marker=marker, markersize=2)
         axes.set_xscale("log")
         axes.set_ylim(_bottom([[p[2] for p in details.curve["validation"]] for _, _, details in curves]), None)
         axes.set_ylim(top=min(axes.get_ylim()[1], 100.0))
