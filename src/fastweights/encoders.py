@@ -80,7 +80,7 @@ class CNN(nn.Module):
             from fastweights.fused import run_cnn  # deferred: needs a GPU and Triton
 
             return run_cnn(images, list(self.convolutions), list(self.norms), SLOPE).flatten(1)  # type: ignore[arg-type]
-        x = images_to_float(images)
+        x = images_to_float(images).to(self.convolutions[0].weight.dtype)  # type: ignore[arg-type]
         for i, convolution in enumerate(self.convolutions):
             x = normalised_convolution(x, convolution, self.norms[i] if i < len(self.norms) else None)  # type: ignore[arg-type]
             # The activation is increasing, so it may follow the pooling: the same numbers for a quarter of the work.
@@ -146,7 +146,7 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, features)."""
-        pixels = images_to_float(images)
+        pixels = images_to_float(images).to(self.mix.weight.dtype)
         if images.is_cuda:
             pixels = F.pad(pixels, (0, 0, 0, 0, 0, -pixels.shape[1] % ALIGNED))
         x = self.norm(self.mix(self.blocks(pixels)))

@@ -40,9 +40,10 @@ def check_training(settings: TrainSettings) -> None:
     """Refuse settings of a training that make no sense, in one sentence."""
     _check_choices(settings)
     _check_ranges(settings)
-    for name, way in (("--way", settings.way), ("--train-way", settings.train_way)):
-        if way < 2 and not (name == "--train-way" and way == 0):  # as at test
-            raise UserError(f"{name} must be at least 2, not {way}: one class is no question.")
+    if settings.way < 2:
+        raise UserError(f"--way must be at least 2, not {settings.way}: one class is no question.")
+    if settings.train_way == 1:
+        raise UserError("--train-way must be at least 2, or 0 for as many as at test: one class is no question.")
     if not 0 <= settings.seed < 2**63:
         raise UserError(f"--seed must be from 0 to 2^63 - 1, not {settings.seed}.")
     if not 0 <= settings.key_length < math.inf:
