@@ -251,3 +251,23 @@ def test_a_failed_save_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.
         save_state(path, {"sums": torch.zeros(1)})
     assert torch.equal(load_state(path)["sums"], torch.ones(1))
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_state_of_a_model_that_has_changed_is_refused(tmp_path: Path) -> None:
+    """Two models alike in everything but their weights: shapes do not tell them apart."""
+    learner, other = CHANGEABLE["hebb"]().eval(), CHANGEABLE["hebb"]().eval()
+    episode = tiny.noise_episode()
+    state = learner.describe(episode.support_x, episode.support_y)
+    save_state(tmp_path / "of one", state, learner)
+    save_state(tmp_path / "of anyone", state)
+    for name, who in (("of one", learner), ("of one", None), ("of anyone", other)):
+        loaded = load_state(tmp_path / name, learner=who)
+        assert_same_answers(learner, loaded, state, episode.query_x)
+    with pytest.raises(UserError, match="of one was described by another model"):
+        load_state(tmp_path / "of one", learner=other)
+    other.load_state_dict(learner.state_dict())
+    load_state(tmp_path / "of one", learner=other)
+    with torch.no_grad():
+        next(learner.parameters()).view(-1)[0] += 1e-3
+    with pytest.raises(UserError, match="before this one was trained on"):
+        load_state(tmp_path / "of one", learner=learner)
