@@ -11,6 +11,7 @@ from fastweights.experiments import figures
 from fastweights.experiments.compare import Measured
 from fastweights.experiments.tables import ABLATION
 from fastweights.learners import build_learner
+from fastweights.learners.fast_weights import part
 from fastweights.pictures import draw_task
 from fastweights.settings import LearnerSettings
 
@@ -66,13 +67,16 @@ def test_curves_go_through_the_points_of_the_record(drawn):
 
 @pytest.mark.parametrize("placement", ["fc", "softmax"])
 def test_a_tasks_keys_and_read_outs_are_on_their_principal_axes(task, placement, drawn):
-    """Of keys at most as wide as two axes nothing is lost: distances between points are distances between keys."""
+    """Along each axis the points are as spread as the singular value of the centred keys, or read-outs, says."""
     learner = build_learner(LearnerSettings(item_shape=(8, 8, 1), filters=8, placement=placement)).eval()
     with torch.no_grad():
-        keys = learner.embed(torch.cat([task.support_x, task.query_x], 1))[0].double()
+        keys = learner.embed(torch.cat([task.support_x, task.query_x], 1))
+        trace = part(learner.describe(task.support_x, task.support_y), "hidden" if placement == "fc" else "output")
+        layer, inputs = (learner.hidden, keys) if placement == "fc" else (learner.output, learner.hidden(keys, {}))
+        answers = layer.read(trace, inputs)[0].double()
+        keys = keys[0].double()
     figures.task_pca(learner, task, "costs $5 to $6")
     points = torch.tensor([args[:2] for args, _ in drawn["scatter"]], dtype=torch.float64)
-    first, second = points.split(len(keys))
-    spectrum = torch.linalg.svdvals(keys - keys.mean(0))
-    torch.testing.assert_close(first.norm(dim=0), spectrum[:2])
-    assert second.norm() > 0
+    for drawn_points, values in zip(points.split(len(keys)), (keys, answers), strict=True):
+        spectrum = torch.linalg.svdvals(values - values.mean(0))
+        torch.testing.assert_close(drawn_points.norm(dim=0), spectrum[:2])

@@ -30,7 +30,7 @@ from fastweights.learners import Learner
 from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensorboard_is_installed
 from fastweights.precision import choose_precision
 from fastweights.presets import describe_presets, parse_overrides, preset
-from fastweights.settings import TrainSettings
+from fastweights.settings import LearnerSettings, TrainSettings
 from fastweights.training import CHECKPOINT, LOG, MODEL, Outcome, Training, require_free, resume
 
 
@@ -233,15 +233,7 @@ def _fresh(
 ) -> Training:
     default_queries = 1 if dataset.vocabulary else TrainSettings.queries
     settings = replace(TrainSettings(queries=default_queries), **given)
-    learner_settings = preset(
-        learner,
-        dataset=dataset.name,
-        item_shape=dataset.item_shape,
-        vocabulary=dataset.vocabulary,
-        way=settings.slots,
-        shot=settings.shot,
-        **parse_overrides(changes),
-    )
+    learner_settings = _model(learner, changes, dataset.name, dataset.item_shape, dataset.vocabulary, settings)
     name = f"{Path(dataset.name).name}-{learner}-{settings.way}way-{settings.shot}shot-seed{settings.seed}"
     folder = out or Path("runs") / name
     require_free(folder)
@@ -276,19 +268,30 @@ def _resumed(
 
 def _is_of(saved: checkpoint.Saved, learner: str | None, changes: list[str]) -> bool:
     """Whether a run is of the model that somebody names, as far as they name it."""
-    ours, overrides = saved.learner, parse_overrides(changes)
+    ours, settings = saved.learner, saved.training
     if learner is None:
-        return all(getattr(ours, name) == value for name, value in overrides.items())
-    named = preset(
+        return all(getattr(ours, name) == value for name, value in parse_overrides(changes).items())
+    return ours == _model(learner, changes, settings.dataset, ours.item_shape, ours.vocabulary, settings)
+
+
+def _model(
+    learner: str,
+    changes: list[str],
+    dataset: str,
+    item_shape: tuple[int, ...],
+    vocabulary: int,
+    settings: TrainSettings,
+) -> LearnerSettings:
+    """What is meant by a model's name and changes to it, for a training."""
+    return preset(
         learner,
-        dataset=saved.training.dataset,
-        item_shape=ours.item_shape,
-        vocabulary=ours.vocabulary,
-        way=saved.training.slots,
-        shot=saved.training.shot,
-        **overrides,
+        dataset=dataset,
+        item_shape=item_shape,
+        vocabulary=vocabulary,
+        way=settings.slots,
+        shot=settings.shot,
+        **parse_overrides(changes),
     )
-    return named == ours
 
 
 def _report(training: Training, outcome: Outcome) -> None:

@@ -1,6 +1,5 @@
 """From lines of the ledger to the numbers that tables show."""
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastweights.experiments.ledger import Details, Line
+from fastweights.experiments.ledger import Details, Line, ci95
 
 Group = tuple[str, str, str, str, str]
 """Experiment, protocol, learner, variant, recipe: what seeds are averaged over."""
@@ -89,8 +88,7 @@ def paired(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Differe
     """Of shares of right answers by task, one array for each seed: the mean of the seeds' differences in each task."""
     tasks = min(len(shares) for shares in (*first, *second))  # more tasks only add to the end of the list
     each = np.mean([a[:tasks] - b[:tasks] for a, b in zip(first, second, strict=True)], axis=0)
-    ci95 = 1.96 * float(each.std(ddof=1)) / math.sqrt(tasks)
-    return Difference(100 * float(each.mean()), 100 * ci95, tasks, len(first))
+    return Difference(100 * float(each.mean()), 100 * ci95(each), tasks, len(first))
 
 
 def compare(first: Measured, second: Measured, details: Mapping[tuple[Any, ...], Details]) -> Difference | None:

@@ -156,8 +156,8 @@ class Details(_Record):
 
     def require_behind(self, line: Line) -> None:
         """Refuse a line that does not follow from these answers."""
-        ci95 = 1.96 * self.shares.std(ddof=1) / math.sqrt(len(self.shares))
-        of_details = len(self.shares), *(100 * n for n in (self.shares.mean(), ci95, self.centroid_shares.mean()))
+        shares = self.shares
+        of_details = len(shares), *(100 * n for n in (shares.mean(), ci95(shares), self.centroid_shares.mean()))
         of_line = line.test_tasks, line.test_accuracy, line.test_ci95, line.centroid_accuracy
         if any(abs(a - b) > 0.01 for a, b in zip(of_details, of_line, strict=True)):
             raise UserError(f"{line.name} does not follow from the answers in its details; run it again.")
@@ -170,6 +170,11 @@ class Details(_Record):
     @property
     def centroid_shares(self) -> np.ndarray:
         return unpack(self.centroid_right) / self.questions
+
+
+def ci95(by_task: np.ndarray) -> float:
+    """Half the 95 % interval of a mean over tasks."""
+    return 1.96 * float(by_task.std(ddof=1)) / math.sqrt(len(by_task))
 
 
 def are_points(values: Any, size: int) -> bool:

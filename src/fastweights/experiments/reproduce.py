@@ -195,20 +195,23 @@ def settings_of(run: Run, dataset: Dataset, precision: str) -> Settings:
 
 def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say: Callable[[str], None]) -> Training:
     settings = settings_of(run, dataset, place.precision)
-    tried = place.tried(*settings)
-    if not _has_begun(settings, folder) and _has_begun(settings, tried):
+    tried, found = place.tried(*settings), begun_in(folder)
+    if found != settings and begun_in(tried) == settings:
         shutil.rmtree(folder, ignore_errors=True)
         tried.rename(folder)  # what a search has trained need not be trained again: it lacks the test alone
-    anew = f" anew, for the checkpoint in {folder} has other settings" if _saved(folder) else ""
-    training = begin_or_go_on(settings, dataset, place, folder)
+        found = settings
+    training = begin_or_go_on(settings, found, dataset, place, folder)
+    anew = f" anew, for the checkpoint in {folder} has other settings" if found else ""
     goes_on = f"goes on from step {training.counters.step:,} of {training.settings.steps:,}"
     say(f"{run}: " + (goes_on if training.counters.begun else f"starts{anew}"))
     return training
 
 
-def begin_or_go_on(settings: Settings, dataset: Dataset, place: Place, folder: Path) -> Training:
-    """The training in a folder as it was left, where it is one by these settings; if not, a new one in its place."""
-    if _has_begun(settings, folder):
+def begin_or_go_on(
+    settings: Settings, found: Settings | None, dataset: Dataset, place: Place, folder: Path
+) -> Training:
+    """The training in a folder as it was left, where it was found to be one by these settings; if not, a new one."""
+    if found == settings:
         return resume(folder, dataset, place.device, shelf=place.shelf)
     shutil.rmtree(folder, ignore_errors=True)
     training = Training(*settings, dataset, place.device, folder, shelf=place.shelf)
@@ -216,16 +219,13 @@ def begin_or_go_on(settings: Settings, dataset: Dataset, place: Place, folder: P
     return training
 
 
-def _has_begun(settings: Settings, folder: Path) -> bool:
-    saved = _saved(folder)
-    return saved is not None and (saved.learner, saved.training) == settings
-
-
-def _saved(folder: Path) -> checkpoint.Saved | None:
-    """The checkpoint of a run that has begun; what was only pre-trained is on the shelf, done or half done."""
+def begun_in(folder: Path) -> Settings | None:
+    """The settings of the run that has begun in a folder; what was half pre-trained is on the shelf."""
     path = folder / CHECKPOINT
     saved = checkpoint.load(path) if path.exists() else None
-    return saved if saved and (saved.counters["step"] > 0 or saved.counters.get("pretrained")) else None
+    if saved is None or not (saved.counters["step"] > 0 or saved.counters.get("pretrained")):
+        return None
+    return saved.learner, saved.training
 
 
 @contextmanager

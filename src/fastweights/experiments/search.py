@@ -25,6 +25,7 @@ from fastweights.experiments.reproduce import (
     Place,
     Settings,
     begin_or_go_on,
+    begun_in,
     dataset_of,
     logged,
     read_log,
@@ -233,7 +234,7 @@ def try_out(
     """Train a candidate, or go on with it; None where it was interrupted."""
     learner_settings, settings = whole
     folder = place.tried(*whole)
-    training = begin_or_go_on(whole, dataset, place, folder)
+    training = begin_or_go_on(whole, begun_in(folder), dataset, place, folder)
 
     def after_pretraining() -> None:
         for sink in training.sinks:
