@@ -8,7 +8,7 @@ from experiments.conftest import made_up
 
 from fastweights.episodes import EpisodeSampler
 from fastweights.experiments import figures
-from fastweights.experiments.compare import Measured
+from fastweights.experiments.compare import Difference, Measured
 from fastweights.experiments.tables import ABLATION
 from fastweights.learners import build_learner
 from fastweights.learners.fast_weights import part
@@ -55,6 +55,18 @@ def test_bars_are_as_long_as_their_numbers(drawn):
     (_, lengths), options = drawn["barh"][0]
     assert lengths == [70.0, 45.0]
     assert options["xerr"] == [m.ci95 for m in measured]
+
+
+def test_bars_of_differences_say_which_way_and_how_far(drawn):
+    found = {"no-dropout": Difference(-9.5, 0.7, 10, 1), "no-averaging": Difference(0.1, 0.2, 10, 1)}
+    picture = figures.difference_bars({"text": found, "images": {"no-turns": Difference(-1.0, 0.1, 10, 1)}})
+    (first, options), (second, _) = drawn["barh"]
+    assert first == (["no dropout", "no averaging"], [-9.5, 0.1])
+    assert options["xerr"] == [0.7, 0.2]
+    assert options["color"] == [figures.BAR_COLOURS["red"], figures.BAR_COLOURS["green"]]
+    assert second == (["no turns"], [-1.0])
+    assert "-9.50 -->" in picture
+    assert "\n " not in picture  # indentation was a sixth of the page
 
 
 def test_curves_go_through_the_points_of_the_record(drawn):

@@ -119,7 +119,7 @@ def test_numbers_come_from_the_ledger(tmp_path):
     assert f"{pooled} --recipe best --protocol pooled --seeds 1`" in text
     assert "Run before its recipe became what it is now" in text
     html = page.read_text()
-    assert html.count('src="data:image/svg+xml;base64,') == 2  # bars and curves
+    assert html.count('src="data:image/svg+xml;base64,') == 3  # bars of the ablation and of the departures, and curves
     assert "http" not in html.split("</style>")[1]
     report.check(path)
     assert report.write(path)[1].read_text() == html

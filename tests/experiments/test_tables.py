@@ -72,6 +72,16 @@ def test_only_what_best_does_can_be_taken_back():
     )
 
 
+def test_what_is_taken_back_to_the_paper_s_value_has_it():
+    cell = "ptb-5way-1shot", "lstm-fwmlp-hebb"
+    best, few = changes_of("best", *cell), changes_of("best", *cell, "paper-tasks")
+    assert (best.training["tasks_per_step"], few.training["tasks_per_step"]) == (256, 16)
+    assert {**few.training, "tasks_per_step": 256} == best.training
+    assert changes_of("best", "mini-imagenet-5way-1shot", "fwcnn-hebb", "paper-rate").training["learning_rate"] == 1e-3
+    assert "paper-rate" not in departures_of(*cell)  # the rates are the same
+    assert "paper-tasks" in departures_of(*cell)
+
+
 def test_the_later_pattern_wins_and_a_variant_wins_over_it():
     cnn = changes_of("best", "mini-imagenet-5way-1shot", "fwcnn-hebb")
     resnet = changes_of("best", "mini-imagenet-5way-1shot", "fwresnet-hebb")

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastweights.experiments import figures, ledger
 from fastweights.experiments.compare import (
+    Difference,
     Group,
     Measured,
     compare,
@@ -20,8 +21,8 @@ from fastweights.experiments.pages import (
     Text,
     from_markdown,
 )
-from fastweights.experiments.plan import PLAN, missing, runs_of_step
-from fastweights.experiments.recipes import BEST, DEPARTURES, OPEN_CHOICES
+from fastweights.experiments.plan import DEPARTURES_ALONE, PLAN, missing, runs_of_step
+from fastweights.experiments.recipes import BEST, OPEN_CHOICES
 from fastweights.experiments.search import Tried
 from fastweights.experiments.tables import (
     ABLATION,
@@ -243,10 +244,15 @@ def _variant_row(
     experiment: str = ABLATION_EXPERIMENT,
     learner: str = ABLATION_LEARNER,
 ) -> tuple[str, ...]:
-    baseline = results.of(experiment, learner)
-    measured = results.of(experiment, learner, variant=variant)
-    difference = compare(measured, baseline, results.details) if variant and measured and baseline else None
-    return what, _shown(measured), difference.text_with_seeds if difference else NOT_OURS
+    difference = _effect(results, variant, experiment, learner) if variant else None
+    shown = _shown(results.of(experiment, learner, variant=variant))
+    return what, shown, difference.text_with_seeds if difference else NOT_OURS
+
+
+def _effect(results: Results, variant: str, experiment: str, learner: str) -> Difference | None:
+    """What a variant gains, or loses, on the tasks and by the seeds that it has in common with `best`."""
+    baseline, measured = results.of(experiment, learner), results.of(experiment, learner, variant=variant)
+    return compare(measured, baseline, results.details) if measured and baseline else None
 
 
 def _ablation(results: Results) -> list[Block]:
@@ -269,18 +275,30 @@ def _ablation(results: Results) -> list[Block]:
 
 
 def _departures(results: Results) -> list[Block]:
-    rows = [
+    runs = runs_of_step(DEPARTURES_ALONE, DEPARTURES_ALONE.seeds)
+    cells = [(experiment, run.learner, run.variant) for run in runs for experiment in run.experiments]
+    rows = tuple(
         (f"`{learner}`", _title(experiment), *_variant_row(results, variant, f"`{variant}`", experiment, learner))
-        for experiment, protocol, learner, variant, recipe in sorted(results.groups)
-        if variant in DEPARTURES and recipe == "best" and protocol in ("", PROTOCOLS[0])
-    ]
-    if not rows:
-        return []
-    return [
+        for experiment, learner, variant in cells
+    )
+    panels: dict[str, dict[str, Difference]] = {}
+    for experiment, learner, variant in cells:
+        found = _effect(results, variant, experiment, learner)
+        if found and not experiment.endswith("-all"):
+            panels.setdefault(f"{_title(experiment)}, {learner}", {})[variant] = found
+    blocks: list[Block] = [
         Heading("What each departure of `best` does"),
-        Text("`best` with one departure from the paper taken back; the difference is on the same tasks and seeds."),
-        Grid(("model", "tasks", "taken back", "ours", "difference to `best`"), tuple(rows)),
+        Text(
+            "`best` with one departure from the paper taken back; the difference is on the same tasks and seeds, with "
+            "its 95 % interval over tasks. `paper-rate` is the step size of `paper`, `paper-tasks` its tasks per "
+            "update (in as many updates, so of fewer tasks in all)."
+        ),
+        Grid(("model", "tasks", "taken back", "ours", "difference to `best`"), rows),
     ]
+    if panels:
+        what = "The best recipe with one departure taken back, and its 95 % interval over tasks"
+        blocks.append(Picture(what, figures.difference_bars(panels)))
+    return blocks
 
 
 HEBB = {"cnn": "fwcnn-hebb", "resnet": "fwresnet-hebb", "lstm": "lstm-fwmlp-hebb"}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastweights.episodes import Episode
 from fastweights.errors import UserError
-from fastweights.experiments.compare import Measured
+from fastweights.experiments.compare import Difference, Measured
 from fastweights.experiments.ledger import Details
 from fastweights.experiments.tables import Bar
 from fastweights.learners import FastWeights, Learner
@@ -53,8 +53,9 @@ def _svg(figure: Figure) -> str:
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "fastweights"}):
         figure.savefig(out, format="svg", metadata={"Date": None})
+    flush_left = re.sub(r"\n +", "\n", out.getvalue())
     # A hundredth of a pixel is enough for places; numbers below 1 may be the scales of letters.
-    return re.sub(r"\b[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", out.getvalue())
+    return re.sub(r"\b[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", flush_left)
 
 
 def _plain(axes: Axes) -> None:
@@ -120,6 +121,29 @@ def ablation_bars(bars: Sequence[tuple[Bar, Measured]]) -> str:
     axes.set_xlim(20, max(h + s for h, s in zip(heights, spreads, strict=True)) + 5)
     axes.set_xlabel("test accuracy, % (chance is 20)", fontsize=9)
     axes.tick_params(labelsize=9)
+    return _svg(figure)
+
+
+def difference_bars(panels: Mapping[str, Mapping[str, Difference]]) -> str:
+    """For each title, by how much each named change is better or worse than what it changes."""
+    heights = [0.6 + 0.3 * len(panel) for panel in panels.values()]
+    figure = Figure(figsize=(8.4, sum(heights)), layout="constrained")
+    every = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).flatten()
+    for axes, (title, panel) in zip(every, panels.items(), strict=True):
+        _plain(axes)
+        names = [name.replace("-", " ") for name in panel]
+        means = [found.mean for found in panel.values()]
+        spreads = [found.ci95 for found in panel.values()]
+        colours = [BAR_COLOURS["green" if mean > 0 else "red"] for mean in means]
+        axes.barh(names, means, xerr=spreads, color=colours, height=0.62, ecolor="#333333", capsize=2)
+        for row, (mean, spread) in enumerate(zip(means, spreads, strict=True)):
+            axes.text(max(0.0, mean + spread), row, f"  {mean:+.2f}", va="center", fontsize=8)
+        axes.axvline(0, color="#333333", linewidth=0.8)
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.set_title(title, fontsize=10)
+        axes.tick_params(labelsize=8)
+    every[-1].set_xlabel("points of test accuracy", fontsize=8)
     return _svg(figure)
 
 

@@ -106,6 +106,8 @@ _DEPARTURES = tuple(
     for variant in departures_of(training, learner)
 )
 
+DEPARTURES_ALONE = Step("each departure of the best recipe taken back alone", _DEPARTURES)
+
 PLAN: tuple[Step, ...] = (
     Step("every fast-weight cell once, one shot first", _one_shot_first(_HEBB + _GRADIENT)),
     Step("the ablation figure", _ABLATION),
@@ -116,7 +118,7 @@ PLAN: tuple[Step, ...] = (
     ),
     Step("the rivals", _RIVALS),
     Step("the stretch targets by class sums of unit length", _fast_weight_cells("normalised")),
-    Step("each departure of the best recipe taken back alone", _DEPARTURES),
+    DEPARTURES_ALONE,
 )
 
 

@@ -187,7 +187,7 @@ BEST: dict[str, Changes] = {
 RECIPES: dict[str, dict[str, Changes]] = {"paper": PAPER, "best": BEST}
 
 PLACED = ("softmax-fast-only", "softmax", "fc+softmax", "truncated", "fc-fast-only")
-VARIANTS: dict[str, Changes] = {
+CHANGES_OF_VARIANTS: dict[str, Changes] = {
     **{placement: Changes(learner={"placement": placement}) for placement in PLACED},
     "no-pretraining": Changes({"pretrain_steps": 0}),
     "adam-pretraining": Changes(
@@ -204,6 +204,9 @@ VARIANTS: dict[str, Changes] = {
     "no-settling": Changes({"settle_steps": 0}),
     "no-validation-classes": Changes({"train_on_validation": False}),
 }
+BACK_TO_PAPER = {"paper-rate": "learning_rate", "paper-tasks": "tasks_per_step"}
+"""Variants that give a setting the value it has in `paper` for the same model; updates stay as many as they were."""
+VARIANTS = (*CHANGES_OF_VARIANTS, *BACK_TO_PAPER)
 """Ablations: where the fast weights are, and `best` with one of its departures taken back."""
 DEPARTURES = tuple(name for name in VARIANTS if name not in PLACED)
 
@@ -231,7 +234,10 @@ def changes_of(recipe: str, training: str, learner: str, variant: str = "") -> C
     merged = Changes()
     for changes in (*matching(TASKS, training, learner), *matching(RECIPES[recipe], training, learner)):
         merged = merged.then(changes)
-    return merged.then(VARIANTS[variant]) if variant else merged
+    if variant in BACK_TO_PAPER:
+        setting = BACK_TO_PAPER[variant]
+        return merged.then(Changes({setting: changes_of("paper", training, learner).training[setting]}))
+    return merged.then(CHANGES_OF_VARIANTS[variant]) if variant else merged
 
 
 def settings_by(
