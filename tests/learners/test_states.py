@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastweights.errors import UserError
 from fastweights.learners import Learner, PixelNearestNeighbour, build_learner, load_state, save_state
-from fastweights.learners.base import UNSEEN, add_slots
+from fastweights.learners.base import UNSEEN, add_slots, count_classes
 from fastweights.settings import LearnerSettings
 
 SLOTS = 6
@@ -146,6 +146,36 @@ def test_mistakes_are_named() -> None:
     for labels in (episode.support_y.float(), episode.support_y.int()):
         with pytest.raises(UserError, match="labels are int64"):
             learner.describe(episode.support_x, labels)
+
+
+@pytest.mark.parametrize(("label", "says"), [(-1, "whole numbers from 0; -1 is none"), (5, "`way` be at least 6")])
+@pytest.mark.parametrize("name", {**CHANGEABLE, **FIXED})
+def test_labels_beyond_the_way_that_is_given_are_refused(name: str, label: int, says: str) -> None:
+    learner, episode = {**CHANGEABLE, **FIXED}[name]().eval(), tiny.noise_episode()
+    x, y = episode.support_x, episode.support_y
+    beyond = y.clone()
+    beyond[1, 3] = label
+    with pytest.raises(UserError, match=says):
+        learner.describe(x, beyond, 4)
+    state = learner.describe(x, y, 4)
+    if name in CHANGEABLE:
+        with pytest.raises(UserError, match=says):
+            learner.extend(state, x, beyond, 4)
+
+
+def test_given_the_way_nobody_waits_for_labels_on_another_device() -> None:
+    unreadable = torch.empty(1, 4, dtype=torch.int64, device="meta")
+    assert count_classes(unreadable, 4) == 4
+    assert count_classes(unreadable, 4, known=5) == 5
+
+
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_extending_by_a_smaller_way_takes_no_class_away(name: str) -> None:
+    learner, episode = CHANGEABLE[name]().eval(), tiny.noise_episode()
+    x, y = episode.support_x, episode.support_y
+    state = learner.describe(x[:, ::2], y[:, ::2], 4)
+    extended = learner.extend(state, x[:, 1::2], y[:, 1::2], 2)
+    assert_same_answers(learner, extended, learner.describe(x, y), episode.query_x)
     with pytest.raises(UserError, match="at least one label, not 0"):
         learner.describe(episode.support_x[:, :0], episode.support_y[:, :0])
 

@@ -23,8 +23,8 @@ class Learner(nn.Module):
     """A system that is described a task once and then answers questions about it.
 
     Labels of a task of N classes are 0 .. N-1. `way` is N; it may be left out, and is then read off the labels, which
-    on a GPU waits for them. In eval mode the answer to a query depends on the description and on that query alone,
-    unless the learner is `transductive`.
+    on a GPU waits for them; where it is given, labels on a GPU are not looked at. In eval mode the answer to a query
+    depends on the description and on that query alone, unless the learner is `transductive`.
     """
 
     encoder: nn.Module
@@ -122,7 +122,11 @@ class KeyLearner(Learner):
         raise NotImplementedError
 
     def bind_more(self, state: State, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
-        """Keys (T, m, D) with labels (T, m) are added to a state, which from now on has `way` classes."""
+        """Keys (T, m, D) with labels (T, m) are added to a state, which from now on has `way` classes, never fewer."""
+        raise NotImplementedError
+
+    def way_of(self, state: State) -> int:
+        """The number of classes of a state."""
         raise NotImplementedError
 
     def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
@@ -151,7 +155,7 @@ class KeyLearner(Learner):
         self.check_items(x)
         check_labels(x, y)
         self.check_state(state, x)
-        return self.bind_more(state, self.embed(x), y, count_classes(y, way))
+        return self.bind_more(state, self.embed(x), y, count_classes(y, way, self.way_of(state)))
 
 
 def check_floats(images: Tensor) -> None:
@@ -190,13 +194,28 @@ def full_precision(head: Head) -> Head:
     return run  # type: ignore[return-value]
 
 
-def count_classes(labels: Tensor, way: int | None) -> int:
-    """N: as given, or read off the labels, which are looked at only then."""
-    if way is not None:
-        return way
-    if int(labels.min()) < 0:
-        raise UserError(f"labels are whole numbers from 0; {int(labels.min())} is none.")
-    return int(labels.max()) + 1
+def is_at_hand(x: Tensor) -> bool:
+    """Whether a tensor can be looked into at no cost: for one on a GPU we would wait, or break a graph's capture."""
+    return x.device.type == "cpu"
+
+
+def count_classes(labels: Tensor, way: int | None, known: int = 0) -> int:
+    """N: as given, or read off the labels, and never less than the classes that are known already.
+
+    Given N, labels are checked only where they are at hand.
+    """
+    if way is not None and not is_at_hand(labels):
+        return max(way, known)
+    lowest, highest = (int(label) for label in labels.aminmax())
+    if lowest < 0:
+        raise UserError(f"labels are whole numbers from 0; {lowest} is none.")
+    classes = max(known, highest + 1 if way is None else way)
+    if highest >= classes:
+        raise UserError(
+            f"label {highest} is beyond the {classes} classes of the task; number classes from 0, and let `way` be at "
+            f"least {highest + 1}."
+        )
+    return classes
 
 
 def check_labels(x: Tensor, y: Tensor) -> None:

@@ -21,16 +21,17 @@ class ExampleLearner(KeyLearner):
 
     @full_precision
     def bind_more(self, state: State, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
-        before = state["labels"]
-        way = max(way, before.shape[2])
         more = self.bind(keys, labels, way)
-        grown = F.pad(before, (0, way - before.shape[2]))
+        grown = F.pad(state["labels"], (0, way - self.way_of(state)))
         return {"keys": torch.cat([state["keys"], more["keys"]], 1), "labels": torch.cat([grown, more["labels"]], 1)}
+
+    def way_of(self, state: State) -> int:
+        return state["labels"].shape[2]
 
     def forget(self, state: State, label: int) -> dict[str, Tensor]:
         """Examples of the label are left without one, not cut out, so that tasks stay aligned."""
         self.check_state(state)
-        way = state["labels"].shape[2]
+        way = self.way_of(state)
         check_label(label, way)
         others = torch.arange(way, device=state["labels"].device) != label
         return {"keys": state["keys"], "labels": state["labels"] * others}

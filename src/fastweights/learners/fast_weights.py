@@ -135,9 +135,12 @@ class FastWeights(KeyLearner):
             keys = self.hidden(keys, {})
         return {"slots": slots, **named(name, self._layers[name].extend(part(state, name), keys, one_hots))}
 
+    def way_of(self, state: State) -> int:
+        return state["slots"].shape[1]
+
     def forget(self, state: State, label: int) -> dict[str, Tensor]:
         self.check_state(state)
-        check_label(label, state["slots"].shape[1])
+        check_label(label, self.way_of(state))
         name = self._changeable_layer("forget a class; describe the task anew without it")
         rule = self._layers[name].rule
         assert rule is not None

@@ -34,16 +34,19 @@ class Prototypical(KeyLearner):
 
     @full_precision
     def bind_more(self, state: State, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
-        grown = max(way, state["counts"].shape[1]) - state["counts"].shape[1]
-        more = class_sums(keys, labels, state["counts"].shape[1] + grown)
+        grown = way - self.way_of(state)
+        more = class_sums(keys, labels, way)
         return {
             "sums": memory.add(F.pad(state["sums"], (0, 0, 0, grown)), more["sums"]),
             "counts": F.pad(state["counts"], (0, grown)) + more["counts"],
         }
 
+    def way_of(self, state: State) -> int:
+        return state["counts"].shape[1]
+
     def forget(self, state: State, label: int) -> dict[str, Tensor]:
         self.check_state(state)
-        way = state["counts"].shape[1]
+        way = self.way_of(state)
         check_label(label, way)
         others = torch.arange(way, device=state["counts"].device) != label
         return {"sums": state["sums"] * others.unsqueeze(-1), "counts": state["counts"] * others}
