@@ -1,6 +1,7 @@
 """Slow weights: the networks that turn an item into the key under which it is remembered.
 
-Every encoder says the width of its keys in `width`, and the shape of the items it takes in `item_shape`.
+Every encoder says the width of its keys in `width`, and the shape of the items it takes in `item_shape`; one of
+sentences, how many words it knows in `vocabulary`.
 """
 
 import functools
@@ -207,7 +208,8 @@ class LSTM(nn.Module):
         self.ahead = _stack(embedding, units, layers, dropout)
         self.back = _stack(embedding, units, layers, dropout) if bidirectional else None
         self.dropout = nn.Dropout(dropout)
-        self.item_shape, self.width = (None,), units * (2 if bidirectional else 1)  # sentences of any length
+        self.item_shape, self.vocabulary = (None,), vocabulary  # sentences of any length
+        self.width = units * (2 if bidirectional else 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, L) int32, padded behind -> (B, width). Padding is read, but only after the place that counts."""

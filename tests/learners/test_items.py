@@ -1,5 +1,7 @@
 """Items that a model was not made for are refused in a sentence, wherever a user can give them."""
 
+from dataclasses import replace
+
 import pytest
 import tiny
 import torch
@@ -51,14 +53,40 @@ def test_floats_from_0_to_1_are_the_bytes_they_stand_for(system):
         torch.testing.assert_close(answer, bytes_of, rtol=1e-4, atol=1e-4)
 
 
+READER = LearnerSettings(encoder="lstm", item_shape=(8,), vocabulary=tiny.VOCABULARY, slots=4, units=5, width=10)
+
+
 def test_sentences_are_whole_numbers():
-    settings = LearnerSettings(encoder="lstm", item_shape=(8,), vocabulary=tiny.VOCABULARY, slots=4, units=5, width=10)
-    learner, episode = build_learner(settings).eval(), tiny.word_episode(1, 4, 1, 1)
+    learner, episode = build_learner(READER).eval(), tiny.word_episode(1, 4, 1, 1)
     learner.describe(episode.support_x, episode.support_y)
     with pytest.raises(UserError, match="whole numbers"):
         learner.describe(episode.support_x.float(), episode.support_y)
+    with pytest.raises(UserError, match=r"not torch.uint8"):
+        learner.describe(episode.support_x.to(torch.uint8), episode.support_y)
     with pytest.raises(UserError, match=r"\(tasks, items, length\)"):
         learner.describe(episode.support_x[0], episode.support_y)
+
+
+@pytest.mark.parametrize("word", [-1, tiny.VOCABULARY])
+@pytest.mark.parametrize("system", ["fast-weights", "matching", "prototypical"])
+def test_words_beyond_the_vocabulary_are_refused(system, word):
+    learner, episode = build_learner(replace(READER, system=system)).eval(), tiny.word_episode(1, 4, 1, 1)
+    state = learner.describe(episode.support_x, episode.support_y)
+    sentences = episode.support_x.clone()
+    sentences[0, 2, 5] = word
+    for call in (
+        lambda: learner.describe(sentences, episode.support_y),
+        lambda: learner.predict(state, sentences),
+        lambda: learner.extend(state, sentences, episode.support_y),
+    ):
+        with pytest.raises(UserError, match=rf"numbers 0 to 59 for this model, but these go from .*{word}"):
+            call()
+    sentences[0, 2, 5] = tiny.VOCABULARY - 1
+    assert learner.predict(state, sentences).isfinite().all()
+
+
+def test_nobody_waits_for_words_on_another_device():
+    build_learner(READER).check_items(torch.empty(1, 4, 8, dtype=torch.int32, device="meta"))
 
 
 def test_labels_are_a_tensor():

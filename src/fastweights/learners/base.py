@@ -73,9 +73,9 @@ class Learner(nn.Module):
         if not isinstance(x, Tensor) or x.dim() != 2 + len(shape) or not fits(shape, x.shape[2:]):
             found = tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise UserError(f"items are a tensor (tasks, items, {', '.join(named)}) for this model, not {found}.")
-        if len(shape) == 1 and x.is_floating_point():
-            raise UserError(f"sentences are whole numbers, one for each word, not {x.dtype}.")
-        if len(shape) > 1 and x.dtype != torch.uint8:
+        if len(shape) == 1:
+            check_words(x, getattr(self.encoder, "vocabulary", None))
+        elif x.dtype != torch.uint8:
             check_floats(x)
 
     def embed(self, x: Tensor) -> Tensor:
@@ -165,6 +165,20 @@ def check_floats(images: Tensor) -> None:
     low, high = images.aminmax() if images.numel() else (images.new_zeros(()), images.new_zeros(()))
     if not (low >= 0 and high <= 1):  # nor is NaN in between
         raise UserError(f"{allowed}; these go from {low:.4g} to {high:.4g}.")
+
+
+def check_words(sentences: Tensor, vocabulary: int | None) -> None:
+    """Refuse what is no word of a model; numbers beyond its vocabulary only where they are at hand."""
+    if sentences.dtype not in (torch.int32, torch.int64):
+        raise UserError(f"sentences are whole numbers (int32 or int64), one for each word, not {sentences.dtype}.")
+    if vocabulary is None or not is_at_hand(sentences) or not sentences.numel():
+        return
+    low, high = (int(word) for word in sentences.aminmax())
+    if low < 0 or high >= vocabulary:
+        raise UserError(
+            f"words are the numbers 0 to {vocabulary - 1} for this model, but these go from {low} to {high}; number "
+            "them by the vocabulary it was trained with."
+        )
 
 
 def fits(shape: Sequence[int | None], found: Sequence[int]) -> bool:
