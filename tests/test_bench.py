@@ -38,6 +38,8 @@ def test_the_record_grows_and_the_figure_is_drawn(line, tmp_path):
     bench.draw([line], tmp_path / "timing.png")
     with Image.open(tmp_path / "timing.png") as picture:
         assert picture.width > 300
+    bench.draw([line], tmp_path / "timing.svg")
+    assert "<svg" in (tmp_path / "timing.svg").read_text()
     assert bench.table([line]).row_count == 1
 
 

@@ -78,6 +78,13 @@ def test_train_evaluate_and_draw(monkeypatch, capsys, tmp_path):
             assert len(picture.convert("RGB").getcolors(1 << 24)) > 10
 
 
+def test_a_picture_is_what_its_name_says(monkeypatch, capsys, tmp_path):
+    assert train(monkeypatch) == 0
+    for name, begins in (("a.JPG", b"\xff\xd8"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF"), ("no ending", b"\x89PNG")):
+        assert call(monkeypatch, "episodes", "run", "-o", name) == 0
+        assert (tmp_path / name).read_bytes().startswith(begins)
+
+
 def test_tasks_of_words_are_printed(monkeypatch, capsys):
     narrow = ["--set", "embedding=8", "--set", "units=8", "--set", "width=8"]
     quick = ["--steps", "2", "--validation-tasks", "2", "--test-tasks", "2"]
@@ -212,6 +219,8 @@ def test_a_run_is_not_overwritten(monkeypatch, capsys):
         (["evaluate", "nothing.safetensors"], "nothing.safetensors does not exist"),
         (["episodes", "nothing.safetensors"], "nothing.safetensors does not exist"),
         (["demo", "--seconds", "0"], "--seconds must be positive"),
+        (["episodes", "run", "-o", "x.gif"], "x.gif cannot be written: the name of this picture has to end in .png"),
+        (["bench", "--figure", "x.txt"], ".png, .jpg, .svg or .pdf"),
     ],
 )
 def test_mistakes_get_one_sentence(monkeypatch, capsys, tmp_path, arguments, says):

@@ -27,7 +27,7 @@ from rich.table import Table
 from fastweights.data.items import Items, TextItems
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
-from fastweights.files import append_lines, read_lines, replacing
+from fastweights.files import append_lines, picture_format, read_lines, replacing
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import KeyLearner
 from fastweights.objectives import MetaObjective, score
@@ -357,4 +357,4 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     if lines:
         figure.suptitle(f"{lines[0]['job']}  ·  {lines[0]['device']}  ·  {lines[0]['precision']}", fontsize=10)
     with replacing(path) as draft:
-        figure.savefig(draft, format="png", dpi=120)
+        figure.savefig(draft, format=picture_format(path), dpi=120)

@@ -25,7 +25,7 @@ from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate as run_evaluation
 from fastweights.experiments import commands as experiments
-from fastweights.files import alone_in
+from fastweights.files import alone_in, picture_format
 from fastweights.learners import Learner
 from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensorboard_is_installed
 from fastweights.precision import choose_precision
@@ -349,9 +349,9 @@ def evaluate(
 @app.command()
 def episodes(
     model: ModelArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The PNG to write; further tasks get numbers.")] = Path(
-        "task.png"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The .png, .jpg, .svg or .pdf to write; further tasks get numbers.")
+    ] = Path("task.png"),
     dataset: OtherDatasetOption = None,
     variant: VariantOption = "",
     data_root: RootOption = None,
@@ -364,10 +364,11 @@ def episodes(
 ) -> None:
     """Draw tasks being solved: what was shown, what was asked, what the memory returned, what was answered.
 
-    Images go to a PNG, text to the terminal.
+    Images go to a file, text to the terminal.
     """
     from fastweights.pictures import draw_task, text_task  # deferred: matplotlib is slow to import
 
+    picture_format(out)  # before the work
     learner, s, data = open_model_and_data(model, torch.device("cpu"), dataset, data_root, variant, split, tasks)
     sampler = EpisodeSampler(
         data.splits[split],
@@ -426,12 +427,14 @@ def bench(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     out: Annotated[Path, typer.Option(help="The record to append to.")] = Path("results/bench.jsonl"),
-    figure: Annotated[Path | None, typer.Option(help="A PNG of the paper's timing figure.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="The paper's timing figure as .png, .jpg, .svg or .pdf.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Time easyfsl and learn2learn too, if installed.")] = False,
 ) -> None:
     """Time learners: training and inference in ms per task, description and prediction apart."""
     from fastweights import bench as benchmark  # deferred: matplotlib is slow to import
 
+    if figure is not None:
+        picture_format(figure)  # before the work
     where = find_device(device)
     job = benchmark.Job(shape, way, shot, queries, tasks or (64 if where.type == "cuda" else 4))
     lines = []

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +38,15 @@ def replacing(path: Path) -> Iterator[Path]:
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def picture_format(path: Path, endings: Sequence[str] = (".png", ".jpg", ".svg", ".pdf")) -> str:
+    """The format that a picture's name asks for, one of those that can be written; PNG where it has no ending."""
+    ending = path.suffix.lower().replace(".jpeg", ".jpg") or ".png"
+    if ending not in endings:
+        listed = f"{', '.join(endings[:-1])} or {endings[-1]}"
+        raise UserError(f"{path} cannot be written: the name of this picture has to end in {listed}.")
+    return "jpeg" if ending == ".jpg" else ending.removeprefix(".")
 
 
 _HERE = threading.RLock()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastweights.data.texts import written_out
 from fastweights.episodes import Episode
-from fastweights.files import replacing
+from fastweights.files import picture_format, replacing
 from fastweights.learners.base import Learner
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
@@ -24,7 +24,7 @@ MOST_COLUMNS = 6
 
 
 def draw_task(learner: Learner, episode: Episode, path: Path, title: str = "") -> float:
-    """Draw the first task of an episode to a PNG; returns the share of its queries answered rightly."""
+    """Draw the first task of an episode to a file; returns the share of its queries answered rightly."""
     task = episode[:1]
     learner.eval()
     with torch.no_grad():
@@ -34,7 +34,7 @@ def draw_task(learner: Learner, episode: Episode, path: Path, title: str = "") -
     right = answers == task.query_y[0].cpu()
     figure = _figure(task, answers, right, None if recalled is None else recalled[0].cpu(), title)
     with replacing(path) as draft:
-        figure.savefig(draft, format="png", dpi=110)
+        figure.savefig(draft, format=picture_format(path), dpi=110)
     return right.float().mean().item()
 
 

@@ -42,6 +42,11 @@ def test_from_nothing_to_a_contact_sheet(tmp_path, small_omniglot, monkeypatch):
     sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
     assert sheet.shape == (3 * (6 * 29 + 1), 3 * (10 * 29 + 1))
     assert sheet.max() == 255
+    run("show", "omniglot", "--variant", "vinyals", "-o", tmp_path / "sheet.jpeg")
+    with Image.open(tmp_path / "sheet.jpeg") as other:
+        assert (other.format, other.size) == ("JPEG", sheet.shape[::-1])
+    with pytest.raises(UserError, match=r"sheet.svg cannot be written: .* has to end in .png or .jpg"):
+        run("show", "omniglot", "--variant", "vinyals", "-o", tmp_path / "sheet.svg")
     with pytest.raises(UserError, match="no split 'tset'"):
         run("show", "omniglot", "--variant", "vinyals", "--split", "tset")
 

@@ -20,6 +20,10 @@ from fastweights.data.sources import write_whole
 from fastweights.data.texts import written_out
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
+from fastweights.files import picture_format
+
+SHEETS = (".png", ".jpg")
+"""What contact sheets can be written as."""
 
 app = typer.Typer(help="Get, check, prepare and look at datasets.", no_args_is_help=True)
 
@@ -101,7 +105,7 @@ def prepare(name: Name, variant: Variant = "", data_root: Root = None) -> None:
 def show(
     name: Name,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where the contact sheet goes (PNG).")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The contact sheet: a .png or .jpg.")] = None,
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks to print (text).")] = 2,
     shot: Annotated[int, typer.Option(min=1, help="Examples of each class (text).")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another seed shows other items.")] = 0,
@@ -109,6 +113,7 @@ def show(
     data_root: Root = None,
 ) -> None:
     """Look at a dataset: a contact sheet of pictures with a class in each row, or some tasks in words."""
+    file_format = "png" if out is None else picture_format(out, SHEETS)
     with bars() as progress:
         dataset = named.load(name, data_root, variant, progress)
     if split not in dataset.splits:
@@ -117,7 +122,7 @@ def show(
         return _print_tasks(dataset, split, tasks, shot, seed)
     out = out or Path(f"{Path(dataset.full_name).name.replace(':', '-')}-{split}.png")
     sheet = contact_sheet(dataset.splits[split], seed=seed)
-    write_whole(out, lambda draft: sheet.save(draft, format="PNG"))
+    write_whole(out, lambda draft: sheet.save(draft, format=file_format))
     typer.echo(f"wrote {out}")
 
 
