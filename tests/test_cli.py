@@ -167,6 +167,15 @@ def test_a_run_may_pretrain_and_average(monkeypatch, capsys, tmp_path):
     assert events[-1] == "test"
 
 
+def test_a_run_whose_seconds_end_in_pretraining_says_how_to_go_on(monkeypatch, capsys):
+    assert train(monkeypatch, "--pretrain-steps", "60", "--seconds", "0.001") == 130
+    said = capsys.readouterr().out
+    assert "Stopped in pre-training, its 0.001 seconds being over; go on with: " in said
+    assert "fastweights train --resume --out run --seconds MORE" in said
+    assert call(monkeypatch, "train", "--resume", "--out", "run", "--seconds", "100") == 0
+    assert "Test:" in capsys.readouterr().out
+
+
 def test_validation_of_classes_trained_on_is_called_so(monkeypatch, capsys):
     assert train(monkeypatch, "--train-on-validation") == 0
     assert "of classes trained on" in capsys.readouterr().out

@@ -184,6 +184,22 @@ def test_interrupted_pretraining_goes_on(dataset, learner_settings, train_settin
     assert [line["loss"] for line in pretrained[1]] == [line["loss"] for line in pretrained[0][1:]]
 
 
+def test_seconds_too_few_for_pretraining_interrupt_it_and_more_go_on(
+    dataset, learner_settings, train_settings, tmp_path
+):
+    settings = replace(train_settings, steps=3, pretrain_steps=10, pretrain_batch=16, log_every=2)
+    whole, whole_lines, _ = train(learner_settings, settings, dataset)
+    short = replace(settings, seconds=1e-6)
+    outcome, lines, _ = train(learner_settings, short, dataset, folder=tmp_path)
+    assert (outcome.interrupted, outcome.test, outcome.counters.pretrained) == (True, None, False)
+    assert [line["pretrain_step"] for line in lines] == [2]
+    gone_on = Lines()
+    resumed = resume(tmp_path, dataset, sinks=[gone_on], seconds=1000.0).run()
+    assert [line["pretrain_step"] for line in gone_on if line["event"] == "pretrain"] == [4, 6, 8, 10]
+    assert gone_on.losses() == whole_lines.losses()
+    assert torch.equal(resumed.test.per_task, whole.test.per_task)
+
+
 def test_pretraining_interrupted_with_no_folder_to_keep_it_in_begins_anew(dataset, learner_settings, train_settings):
     settings = replace(train_settings, steps=3, pretrain_steps=10, pretrain_batch=16, log_every=2)
     whole, _, _ = train(learner_settings, settings, dataset)

@@ -125,7 +125,8 @@ def train(
         int | None, typer.Option(help="The first of them, for the layers above the encoder alone. (default: 0)")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Stop after this long, whatever the steps; 0 is no limit.")
+        float | None,
+        typer.Option(help="Stop after this long, whatever the steps, pre-training counted; 0 is no limit."),
     ] = None,
     tasks_per_step: Annotated[int | None, typer.Option(help="Tasks behind each update. (default: 4)")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adam or sgd. (default: adam)")] = None,
@@ -297,7 +298,10 @@ def _model(
 def _report(training: Training, outcome: Outcome) -> None:
     folder, counters, s = training.folder, outcome.counters, training.settings
     if outcome.test is None:
-        say(f"Stopped at step {counters.step:,}; go on with: fastweights train --resume --out {folder}")
+        too_short = training.out_of_time and s.pretrain_steps and not counters.pretrained
+        where = f"in pre-training, its {s.seconds:g} seconds being over" if too_short else f"at step {counters.step:,}"
+        more = " --seconds MORE" if too_short else ""
+        say(f"Stopped {where}; go on with: fastweights train --resume --out {folder}{more}")
         raise typer.Exit(130)
     validated = f"{100 * counters.best_accuracy:.2f} % at step {counters.best_step:,}"
     seen = f"Last validation accuracy {validated}, of classes trained on."

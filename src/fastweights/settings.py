@@ -168,7 +168,8 @@ class TrainSettings(_Settings):
     """How many of these, the last, are on tasks as validation and test have them, whatever those before were on, and
     without label smoothing."""
     seconds: float = 0.0
-    """Wall-clock budget that ends training early, pre-training (which it does not cut short) counted; 0 is none."""
+    """Wall-clock budget that ends training early, pre-training counted; 0 is none. Over before pre-training is done, it
+    interrupts the run, which can be resumed with more."""
     tasks_per_step: int = 4
     """Tasks behind each update."""
     optimizer: str = "adam"

@@ -203,7 +203,8 @@ class Training:
     ) -> Outcome:
         """Train to the end, then answer the test tasks once with the best weights, unless told not to.
 
-        Ctrl-C, and the deadline (by `time.monotonic`), interrupt: a checkpoint is written, to be resumed another time.
+        Ctrl-C, the deadline (by `time.monotonic`), and too few `seconds` for pre-training interrupt: a checkpoint is
+        written, to be resumed another time.
         """
         self._deadline, self._stop, self.request.asked = deadline, False, False
         if self.folder is not None and not self._owns_folder and self.ranks.first:
@@ -240,6 +241,7 @@ class Training:
             self._write("pretrain", **asdict(progress))
             if time.monotonic() - self._saved_at >= self.checkpoint_seconds:
                 self._shelve(work)
+            self._stop |= self.out_of_time and not work.done  # an encoder half trained is no model to test
             return not self._stop
 
         work.run(go_on)
@@ -322,6 +324,11 @@ class Training:
     @property
     def _has_validated(self) -> bool:
         return self.counters.best_accuracy >= 0
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the seconds of the settings, if there is such a limit, are over."""
+        return 0 < self.settings.seconds <= self.counters.seconds
 
     def _done(self) -> float:
         """The share of the run that is behind us: by steps or by the clock, whichever is ahead."""
