@@ -121,7 +121,9 @@ def pretrain_apart(self, go_on):
 Pretraining.run = pretrain_apart
 training = Training(learner, settings, data, device, ranks=ranks)
 training.run(test=False)
-print("WEIGHTS", sum(float(p.detach().double().sum()) for p in training.learner.parameters()), flush=True)
+total = sum(float(p.detach().double().sum()) for p in training.learner.parameters())
+sys.stdout.write(f"WEIGHTS {{total}}\\n")  # at once, lest the lines of two processes mix
+sys.stdout.flush()
 leave()
 """
 
