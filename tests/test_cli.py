@@ -1,9 +1,11 @@
 """The command line: it does the job, and every mistake gets one sentence and exit code 2."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
+import matplotlib
 import pytest
 import torch
 from conftest import blobs
@@ -76,6 +78,18 @@ def test_train_evaluate_and_draw(monkeypatch, capsys, tmp_path):
         with Image.open(tmp_path / name) as picture:
             assert picture.width > 300
             assert len(picture.convert("RGB").getcolors(1 << 24)) > 10
+
+
+def test_classes_are_named(monkeypatch, capsys, tmp_path, dataset):
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # text as text
+    assert train(monkeypatch) == 0
+    assert call(monkeypatch, "episodes", "run", "-o", "named.svg") == 0
+    names = re.findall(r"blob-2-\d+", (tmp_path / "named.svg").read_text())
+    assert len(set(names)) == 5
+    splits = {split: replace(items, names=()) for split, items in dataset.splits.items()}
+    monkeypatch.setattr(cli, "load", lambda *arguments: replace(dataset, splits=splits))
+    assert call(monkeypatch, "episodes", "run", "-o", "unnamed.svg") == 0
+    assert "blob-2" not in (tmp_path / "unnamed.svg").read_text()
 
 
 def test_a_picture_is_what_its_name_says(monkeypatch, capsys, tmp_path):

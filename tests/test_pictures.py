@@ -4,13 +4,14 @@ import matplotlib.axes
 import matplotlib.figure
 import pytest
 import torch
+from conftest import blobs
 from experiments.conftest import made_up
 
 from fastweights.episodes import EpisodeSampler
 from fastweights.experiments import figures
 from fastweights.experiments.compare import Difference, Measured
 from fastweights.experiments.tables import ABLATION
-from fastweights.learners import build_learner
+from fastweights.learners import PixelNearestNeighbour, build_learner
 from fastweights.learners.fast_weights import part
 from fastweights.pictures import draw_task
 from fastweights.settings import LearnerSettings
@@ -21,7 +22,7 @@ SETTINGS = LearnerSettings(item_shape=(8, 8, 1), filters=8)
 @pytest.fixture
 def drawn(monkeypatch):
     """All calls of methods of axes that draw, by name: their positional arguments."""
-    calls = {name: [] for name in ("barh", "plot", "scatter", "set_title")}
+    calls = {name: [] for name in ("barh", "plot", "scatter", "set_title", "set_xlabel")}
     for name, record in calls.items():
         original = getattr(matplotlib.axes.Axes, name)
 
@@ -47,6 +48,20 @@ def test_ticks_and_scores_are_of_the_answers(task, tmp_path, drawn):
     titles = [args[0] for args, _ in drawn["set_title"]]
     assert sum("✓" in title for title in titles) == right.sum()
     assert sum("✗" in title for title in titles) == (~right).sum()
+
+
+def test_names_stand_below_what_is_shown_shortened(task, tmp_path, drawn):
+    names = ["cat", r"$\no formula$", "Käfer", "a/very/long/name/of/a/character08", "a/very/long/name/of/a/character09"]
+    draw_task(PixelNearestNeighbour(), task, tmp_path / "task.png", names=names)
+    shown = [args[0] for args, _ in drawn["set_xlabel"]]
+    assert shown == [*names[:3], "a/very/long/n…a/character08", "a/very/long/n…a/character09"]
+
+
+@pytest.mark.parametrize(("way", "name"), [(5, "猫"), (50, "cat")])
+def test_names_that_cannot_be_read_are_left_out(tmp_path, drawn, way, name):
+    task = EpisodeSampler(blobs(50, 2, 0), way, 1, 1).draw(1)
+    draw_task(PixelNearestNeighbour(), task, tmp_path / "task.png", names=[name] * way)
+    assert drawn["set_xlabel"] == []
 
 
 def test_bars_are_as_long_as_their_numbers(drawn):

@@ -383,12 +383,13 @@ def episodes(
     positions = sampler.positions(tasks, torch.Generator().manual_seed(seed))
     episode = sampler.episode(positions)
     for i in range(tasks):
+        names = sampler.items.names_of(positions[i, :, 0])
         if data.vocabulary:
-            names = sampler.items.names_of(positions[i, :, 0])
             console.print(text_task(learner, episode[i : i + 1], names, data.manifest["vocabulary"]))
             continue
         path = out if i == 0 else out.with_stem(f"{out.stem}-{i + 1}")
-        share = draw_task(learner, episode[i : i + 1], path, f"{data.full_name}, {sampler.way}-way {sampler.shot}-shot")
+        title = f"{data.full_name}, {sampler.way}-way {sampler.shot}-shot"
+        share = draw_task(learner, episode[i : i + 1], path, title, names)
         say(f"{path}: {100 * share:.0f} % right")
 
 

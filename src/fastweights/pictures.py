@@ -8,6 +8,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -21,10 +22,15 @@ COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a
 RIGHT, WRONG = "#2a7d2e", "#c62828"
 MOST_COLUMNS = 6
 """A task of more classes than this wraps its queries; otherwise each stands in its class's column."""
+CHARACTER, FEWEST_CHARACTERS = 0.65, 8
+"""About how wide a character is, by its size; and of how many at least a shortened name can be recognised."""
 
 
-def draw_task(learner: Learner, episode: Episode, path: Path, title: str = "") -> float:
-    """Draw the first task of an episode to a file; returns the share of its queries answered rightly."""
+def draw_task(learner: Learner, episode: Episode, path: Path, title: str = "", names: Sequence[str] = ()) -> float:
+    """Draw the first task of an episode to a file; returns the share of its queries answered rightly.
+
+    Classes are called by letters; their names, where they are given and there is room, stand below what is shown.
+    """
     task = episode[:1]
     learner.eval()
     with torch.no_grad():
@@ -32,7 +38,7 @@ def draw_task(learner: Learner, episode: Episode, path: Path, title: str = "") -
         answers = learner.predict(state, task.query_x)[0].argmax(-1).cpu()
         recalled = learner.recall(state, task.query_x)
     right = answers == task.query_y[0].cpu()
-    figure = _figure(task, answers, right, None if recalled is None else recalled[0].cpu(), title)
+    figure = _figure(task, answers, right, None if recalled is None else recalled[0].cpu(), title, names)
     with replacing(path) as draft:
         figure.savefig(draft, format=picture_format(path), dpi=110)
     return right.float().mean().item()
@@ -62,7 +68,23 @@ def letters(count: int) -> list[str]:
     return [chr(65 + i % 26) + (str(i // 26) if i >= 26 else "") for i in range(count)]
 
 
-def _figure(task: Episode, answers: Tensor, right: Tensor, recalled: Tensor | None, title: str) -> Figure:
+def shortened(name: str, longest: int) -> str:
+    """A name without its middle, if it is too long: names of a dataset often begin alike, or end alike."""
+    if len(name) <= longest:
+        return name
+    end = (longest - 1) // 2
+    return f"{name[: longest - 1 - end]}…{name[-end:]}"
+
+
+def is_drawable(text: str) -> bool:
+    """Whether the font has all of its characters."""
+    known = get_font(findfont(FontProperties())).get_charmap()
+    return all(ord(character) in known for character in text)
+
+
+def _figure(
+    task: Episode, answers: Tensor, right: Tensor, recalled: Tensor | None, title: str, class_names: Sequence[str]
+) -> Figure:
     names, colours = letters(task.way), [COLOURS[i % len(COLOURS)] for i in range(task.way)]
     shot, cards = task.support_x.shape[1] // task.way, task.query_x.shape[1]
     shots_shown = min(shot, 3)
@@ -73,7 +95,9 @@ def _figure(task: Episode, answers: Tensor, right: Tensor, recalled: Tensor | No
     score = f"{int(right.sum())} of {cards} right"
     figure.suptitle(f"{title}  ·  {score}" if title else score, fontsize=13, parse_math=False)
     halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 * shots_shown + 0.3, 1.3 * rows + 0.3])
-    _draw_support(halves[0].subplots(shots_shown, task.way, squeeze=False), task, names, colours)
+    support = halves[0].subplots(shots_shown, task.way, squeeze=False)
+    _draw_support(support, task, names, colours)
+    _name_classes(support[-1], class_names, 2 * 72 * columns / task.way)
     halves[0].suptitle(f"shown {'once' if shot == 1 else f'{shot} times'}", fontsize=10, color="#555555")
     halves[1].suptitle("asked: the answer, and what the memory returned for each class", fontsize=10, color="#555555")
     grid = halves[1].add_gridspec(rows, 2 * columns)
@@ -93,6 +117,16 @@ def _draw_support(axes: Any, task: Episode, names: Sequence[str], colours: Seque
         for row in range(len(axes)):
             _show(axes[row, label], task.support_x[0, of_class[row]])
         axes[0, label].set_title(names[label], color=colours[label], fontweight="bold", fontsize=12)
+
+
+def _name_classes(axes: Sequence[Axes], names: Sequence[str], points: float) -> None:
+    """Write names below images that have so many points of width each, unless that is too little."""
+    size = 8 if len(axes) <= MOST_COLUMNS else 5
+    longest = int(points / (CHARACTER * size))
+    if longest < FEWEST_CHARACTERS or not all(is_drawable(name) for name in names):
+        return
+    for image, name in zip(axes, names, strict=False):
+        image.set_xlabel(shortened(name, longest), fontsize=size, color="#555555", labelpad=3, parse_math=False)
 
 
 def _draw_answer(axes: Axes, image: Tensor, answer: str, right: bool) -> None:

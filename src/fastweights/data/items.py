@@ -52,8 +52,8 @@ class Items:
         return torch.searchsorted(self.offsets, positions.contiguous(), right=True) - 1
 
     def names_of(self, positions: Tensor) -> list[str]:
-        """The class names of the items at these positions."""
-        return [self.names[c] for c in self.classes_of(positions).flatten().tolist()]
+        """The class names of the items at these positions; none where classes have no names."""
+        return [self.names[c] for c in self.classes_of(positions).flatten().tolist()] if self.names else []
 
     def gather(self, positions: Tensor) -> Tensor:
         """The items at these positions (any shape): (*positions.shape, *item_shape)."""
