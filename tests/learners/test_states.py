@@ -146,6 +146,8 @@ def test_mistakes_are_named() -> None:
     for labels in (episode.support_y.float(), episode.support_y.int()):
         with pytest.raises(UserError, match="labels are int64"):
             learner.describe(episode.support_x, labels)
+    with pytest.raises(UserError, match="at least one label, not 0"):
+        learner.describe(episode.support_x[:, :0], episode.support_y[:, :0])
 
 
 @pytest.mark.parametrize(("label", "says"), [(-1, "whole numbers from 0; -1 is none"), (5, "`way` be at least 6")])
@@ -176,8 +178,6 @@ def test_extending_by_a_smaller_way_takes_no_class_away(name: str) -> None:
     state = learner.describe(x[:, ::2], y[:, ::2], 4)
     extended = learner.extend(state, x[:, 1::2], y[:, 1::2], 2)
     assert_same_answers(learner, extended, learner.describe(x, y), episode.query_x)
-    with pytest.raises(UserError, match="at least one label, not 0"):
-        learner.describe(episode.support_x[:, :0], episode.support_y[:, :0])
 
 
 @pytest.mark.parametrize("name", [*CHANGEABLE, *FIXED])
