@@ -252,6 +252,7 @@ def test_pages():
     assert "<b>x</b> <code>y</code>, <em>z</em> &lt;w&gt;" in html
     assert "<td>1<br>2 | 3</td>" in html
     assert "<code>a-*/b-*</code> <em>c</em>" in to_html([Text("`a-*/b-*` *c*")], "t")
+    assert "<b>beats <code>b*</code>.</b> <em>a <code>c</code></em>" in to_html([Text("**beats `b*`.** *a `c`*")], "t")
     assert from_markdown("# T\n\none\ntwo\n\n") == [Heading("T", 1), Text("one two")]
 
 

@@ -103,9 +103,11 @@ def _html(block: Block) -> str:
 
 
 def _inline(text: str) -> str:
-    """Code, bold and emphasis; within code, a star is a star."""
-    parts = re.split(r"`([^`]+)`", html.escape(text, quote=False).replace("\n", "<br>"))
-    return "".join(f"<code>{part}</code>" if number % 2 else _marked(part) for number, part in enumerate(parts))
+    """Code, bold and emphasis, which may hold code; within code, a star is a star."""
+    escaped = html.escape(text, quote=False).replace("\n", "<br>")
+    codes = iter(re.findall(r"`([^`]+)`", escaped))
+    marked = _marked(re.sub(r"`[^`]+`", "\0", escaped))
+    return re.sub("\0", lambda _: f"<code>{next(codes)}</code>", marked)
 
 
 def _marked(text: str) -> str:
