@@ -211,6 +211,30 @@ def test_curves_on_classes_trained_on_are_named_so(tmp_path, monkeypatch):
     assert "`fwcnn-gradient` - `fwcnn-hebb`, whose training classes were more |" in text
 
 
+def test_departures_are_drawn_as_differences_to_best_and_those_to_come_are_named(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(figures, "difference_bars", lambda panels: drawn.update(panels) or "<svg/>")
+    text_model = {"protocol": "standard", "learner": "lstm-fwmlp-hebb"}
+    path = write_ledger(
+        tmp_path,
+        made_up(),
+        made_up(right=(2, 3, 4, 1), variant="no-averaging"),
+        made_up(variant="truncated"),
+        *(made_up(experiment=f"ptb-5way-1shot-{test}", **text_model) for test in ("random", "all")),
+        *(
+            made_up(experiment=f"ptb-5way-1shot-{test}", variant="no-dropout", **text_model)
+            for test in ("random", "all")
+        ),
+    )
+    text = report.write(path)[0].read_text()
+    assert {title: list(panel) for title, panel in drawn.items()} == {
+        "mini-imagenet 5-way 1-shot, fwcnn-hebb": ["no-averaging"],
+        "ptb 5-way 1-shot, random, lstm-fwmlp-hebb": ["no-dropout"],
+    }
+    assert drawn["mini-imagenet 5-way 1-shot, fwcnn-hebb"]["no-averaging"].mean == pytest.approx(-20.0)
+    assert "| `fwcnn-hebb` | mini-imagenet 5-way 1-shot | `paper-rate` | not yet run | – |" in text
+
+
 def test_an_answer_by_all_questions_of_a_task_is_named_transductive():
     line = replace(made_up()[0], config={"learner": {"system": "maml", "batch_norm": 5}, "training": {}})
     assert Measured((line,)).text == "70.00 ± 25.30 (1 seed; transductive)"
