@@ -96,12 +96,23 @@ def alone_in(folder: Path, *, may_vanish: bool = False) -> Iterator[None]:
     """
     mark = folder.with_name(f".{folder.name}.at-work") if may_vanish else folder / ".at-work"
     mark.parent.mkdir(parents=True, exist_ok=True)
-    with mark.open("w") as file:
-        claim(file, f"another process is at work in {folder}; wait for it, or choose another.")
+    with _claimed(mark, f"another process is at work in {folder}; wait for it, or choose another."):
         try:
             yield
         finally:
             mark.unlink(missing_ok=True)
+
+
+def _claimed(mark: Path, refusal: str) -> IO[str]:
+    """Open and claim a mark, anew where its former owner removed it between the two."""
+    while True:
+        with ExitStack() as stack:
+            file = stack.enter_context(mark.open("w"))
+            claim(file, refusal)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), mark.stat()):
+                    stack.pop_all()
+                    return file
 
 
 def read_lines(path: Path) -> list[str]:

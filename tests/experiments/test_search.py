@@ -20,7 +20,7 @@ from fastweights.experiments.plan import Run
 from fastweights.experiments.recipes import Changes
 from fastweights.experiments.report import read_results
 from fastweights.experiments.reproduce import Place, reproduce
-from fastweights.files import alone_in
+from fastweights.files import Taken, alone_in
 from fastweights.learners import Prototypical
 from fastweights.steps import TrainStep
 from fastweights.training import Training
@@ -190,6 +190,40 @@ def test_what_was_tried_with_other_settings_is_left_alone(small_benchmarks, tmp_
     assert said[0].endswith("starts")
 
 
+def test_what_a_search_is_still_training_is_not_taken_from_it(small_benchmarks, tmp_path, place):
+    [candidate] = candidates(tmp_path, {"name": "as it is", "cell": CELL})
+    said = []
+
+    class Impatient(Lines):
+        def write(self, line):
+            if line["step"] == 8 and not said:
+                reproduce([candidate.run], tmp_path / "runs.jsonl", place, float("inf"), said.append)
+
+    assert search.search([candidate], tmp_path / "s.jsonl", place, lambda sentence: None, lambda c: [Impatient()]) == 1
+    assert "another process is at work" in said[0]
+    assert not (tmp_path / "runs.jsonl").exists()
+    _, said = reproduced(tmp_path / "runs.jsonl", place)
+    assert "goes on from step 12 of 12" in said[0]
+
+
+def test_a_line_is_on_record_before_another_search_may_look(small_benchmarks, tmp_path, place, monkeypatch):
+    [candidate] = candidates(tmp_path, {"name": "as it is", "cell": CELL})
+    append, held = search.append, []
+
+    def watched(record, tried):
+        settings = search.settings_of_candidate(
+            candidate, search.dataset_of(candidate.run, place, None, None), "float32"
+        )
+        with pytest.raises(Taken), alone_in(place.tried(*settings), may_vanish=True):
+            pass
+        held.append(True)
+        append(record, tried)
+
+    monkeypatch.setattr(search, "append", watched)
+    search.search([candidate], tmp_path / "s.jsonl", place, lambda sentence: None)
+    assert held == [True]
+
+
 def test_what_validation_classes_were_trained_on_is_not_compared_on_them(small_benchmarks, tmp_path, place):
     listed = candidates(tmp_path, {"name": "all classes", "cell": CELL, "training": {"train_on_validation": True}})
     with pytest.raises(UserError, match="cannot be compared on them"):
@@ -237,6 +271,10 @@ def test_the_report_shows_what_was_compared(small_benchmarks, tmp_path, place):
         (
             '[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"way": 3}}]',
             "x: way is not for a candidate to change",
+        ),
+        (
+            '[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"seconds": 9}}]',
+            "x: a candidate has steps, not seconds",
         ),
     ],
 )

@@ -26,6 +26,7 @@ from fastweights.episodes import EvaluationTasks
 from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
 from fastweights.experiments import ledger
+from fastweights.experiments.compare import group_of
 from fastweights.experiments.ledger import Details, Line
 from fastweights.experiments.plan import Run, missing
 from fastweights.experiments.recipes import STEPS_PER_SECOND, TASKS_PER_SECOND, changes_of, matching, settings_by
@@ -195,16 +196,24 @@ def settings_of(run: Run, dataset: Dataset, precision: str) -> Settings:
 
 def _begin_or_go_on(run: Run, dataset: Dataset, place: Place, folder: Path, say: Callable[[str], None]) -> Training:
     settings = settings_of(run, dataset, place.precision)
-    tried, found = place.tried(*settings), begun_in(folder)
-    if found != settings and begun_in(tried) == settings:
-        shutil.rmtree(folder, ignore_errors=True)
-        tried.rename(folder)  # what a search has trained need not be trained again: it lacks the test alone
+    found = begun_in(folder)
+    if found != settings and _take_over(place.tried(*settings), settings, folder):
         found = settings
     training = begin_or_go_on(settings, found, dataset, place, folder)
     anew = f" anew, for the checkpoint in {folder} has other settings" if found else ""
     goes_on = f"goes on from step {training.counters.step:,} of {training.settings.steps:,}"
     say(f"{run}: " + (goes_on if training.counters.begun else f"starts{anew}"))
     return training
+
+
+def _take_over(tried: Path, settings: Settings, folder: Path) -> bool:
+    """Have what a search has trained, which lacks the test alone; `Taken` while the search is at it."""
+    with alone_in(tried, may_vanish=True):
+        if begun_in(tried) != settings:
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        tried.rename(folder)
+        return True
 
 
 def begin_or_go_on(
@@ -326,13 +335,12 @@ class Estimate:
 
 def estimate(run: Run, lines: Iterable[Line]) -> Estimate:
     """How long a run will take to train: as long as the quickest of its kind, for others may have shared the device."""
-    alike = [
-        line.train_seconds
-        for line in lines
-        if (line.experiment, line.learner, line.recipe) == (run.experiments[0], run.learner, run.recipe)
-    ]
-    if alike:
-        return Estimate(min(alike), True)
+    known = list(lines)
+    for variant in dict.fromkeys((run.variant, "")):
+        kind = run.experiments[0], run.protocol, run.learner, variant, run.recipe
+        alike = [line.train_seconds for line in known if group_of(line) == kind]
+        if alike:
+            return Estimate(min(alike), True)
     chosen = replace(TrainSettings(), **changes_of(run.recipe, run.training, run.learner, run.variant).training)
     speed = float(matching(TASKS_PER_SECOND, run.training, run.learner)[-1])
     training = max(chosen.steps * chosen.tasks_per_step / speed, chosen.steps / STEPS_PER_SECOND)

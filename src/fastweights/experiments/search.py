@@ -152,6 +152,8 @@ def _candidate(
     of_the_cell = sorted(OF_THE_CELL & set(training or {}))
     if of_the_cell:
         raise UserError(f"{name}: {of_the_cell[0]} is not for a candidate to change; name another cell, or a seed.")
+    if "seconds" in (training or {}):
+        raise UserError(f"{name}: a candidate has steps, not seconds, which others at the same machine take from it.")
     run = Run(trained, model, variant, "best", protocol, seed)
     return Candidate(name, run, _tupled(training or {}), _tupled(learner or {}))
 
@@ -181,6 +183,8 @@ def search(
                     say(f"{candidate.name} ({run.cell}): is in {record} already")
                     continue
                 tried = try_out(candidate, settings, dataset, place, sinks)
+                if tried is not None:
+                    append(record, tried)
         except Taken as taken:
             say(f"{candidate.name} ({run.cell}): {taken}")
             continue
@@ -190,7 +194,6 @@ def search(
             continue
         if tried is None:
             return done
-        append(record, tried)
         say(
             f"{tried.name} ({tried.cell}): validation {tried.val_accuracy:.2f} % at step {tried.best_step:,}, "
             f"nearest mean {tried.centroid_accuracy:.2f} %, training {tried.train_accuracy:.2f} %, "
