@@ -76,10 +76,19 @@ def test_what_is_taken_back_to_the_paper_s_value_has_it():
     cell = "ptb-5way-1shot", "lstm-fwmlp-hebb"
     best, few = changes_of("best", *cell), changes_of("best", *cell, "paper-tasks")
     assert (best.training["tasks_per_step"], few.training["tasks_per_step"]) == (256, 16)
-    assert {**few.training, "tasks_per_step": 256} == best.training
+    assert {**few.training, "tasks_per_step": 256, "validate_every": best.training["validate_every"]} == best.training
     assert changes_of("best", "mini-imagenet-5way-1shot", "fwcnn-hebb", "paper-rate").training["learning_rate"] == 1e-3
     assert "paper-rate" not in departures_of(*cell)  # the rates are the same
     assert "paper-tasks" in departures_of(*cell)
+
+
+def test_no_departure_changes_how_often_weights_are_chosen():
+    for cell in (("mini-imagenet-5way-1shot", "fwcnn-hebb"), ("ptb-5way-1shot", "lstm-fwmlp-hebb")):
+        times = set()
+        for variant in ("", *departures_of(*cell)):
+            s = TrainSettings(**changes_of("best", *cell, variant).training)
+            times.add(s.steps * s.tasks_per_step // s.validate_every)
+        assert times == {12 if cell[0].startswith("mini") else 10}
 
 
 def test_the_later_pattern_wins_and_a_variant_wins_over_it():

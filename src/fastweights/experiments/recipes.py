@@ -235,9 +235,16 @@ def changes_of(recipe: str, training: str, learner: str, variant: str = "") -> C
     for changes in (*matching(TASKS, training, learner), *matching(RECIPES[recipe], training, learner)):
         merged = merged.then(changes)
     if variant in BACK_TO_PAPER:
-        setting = BACK_TO_PAPER[variant]
-        return merged.then(Changes({setting: changes_of("paper", training, learner).training[setting]}))
+        return merged.then(_back_to_paper(BACK_TO_PAPER[variant], merged, training, learner))
     return merged.then(CHANGES_OF_VARIANTS[variant]) if variant else merged
+
+
+def _back_to_paper(setting: str, best: Changes, training: str, learner: str) -> Changes:
+    value = changes_of("paper", training, learner).training[setting]
+    if setting != "tasks_per_step":
+        return Changes({setting: value})
+    every = best.training["validate_every"] * value // best.training[setting]  # counted in tasks: as often as before
+    return Changes({setting: value, "validate_every": every})
 
 
 def settings_by(
