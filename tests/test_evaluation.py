@@ -51,6 +51,18 @@ def tasks_of(dataset, tasks: int = 150) -> EvaluationTasks:
     return EvaluationTasks(dataset, "test", way=3, shot=2, queries=2, tasks=tasks)
 
 
+def test_items_of_another_split_are_refused(dataset):
+    with pytest.raises(UserError, match="about the items of another split"):
+        evaluate(LEARNERS["nearest mean"](), dataset.splits["train"], tasks_of(dataset, 2))
+
+
+def test_answers_that_are_no_numbers_are_not_counted(dataset):
+    learner = LEARNERS["fast weights"]()
+    torch.nn.init.constant_(learner.output.slow.weight, torch.nan)
+    with pytest.raises(UserError, match="answers are no numbers in float32"):
+        evaluate(learner, dataset.splits["test"], tasks_of(dataset, 2))
+
+
 def one_by_one(learner: Learner, dataset, tasks: EvaluationTasks) -> list[float]:
     """Every task described and asked alone."""
     learner.eval()

@@ -155,3 +155,18 @@ def test_blending():
     white, black = torch.full((1, 2, 2, 1), 255, dtype=torch.uint8), torch.zeros(1, 2, 2, 1, dtype=torch.uint8)
     assert (blend(white, black, torch.tensor(0.2)) == 51).all()
     assert torch.equal(blend(white, black, torch.tensor(1.0)), white)
+
+
+def test_another_rank_changes_its_tasks_in_another_way(dataset, learner_settings):
+    settings = TrainSettings(way=5, shot=1, queries=2, tasks_per_step=2, augment=("crop",))
+    objective = MetaObjective(
+        build_learner(learner_settings), EpisodeSampler(dataset.splits["train"], 5, 1, 2), settings
+    )
+    drawn = []
+    for objective.rank in (0, 0, 1):
+        torch.manual_seed(7)
+        drawn.append(objective.draw())
+    (first, classes), (again, _), (other, same_classes) = drawn
+    assert torch.equal(classes, same_classes)
+    assert torch.equal(first.support_x, again.support_x)
+    assert not torch.equal(first.support_x, other.support_x)

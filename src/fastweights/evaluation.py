@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fastweights.all_words import AllWordsTasks
 from fastweights.data.items import Items
 from fastweights.episodes import Episode, EpisodeSampler, EvaluationTasks
+from fastweights.errors import UserError
 from fastweights.learners.base import KeyLearner, Learner
 from fastweights.precision import autocast
 
@@ -59,11 +60,14 @@ def evaluate(
 
     Inductive: eval mode, a task is described without its queries. `progress` is told the number of tasks done.
     """
+    if items.names != tasks.sampler.items.names:
+        raise UserError("these tasks are about the items of another split; give evaluate the split they were made of.")
     sampler = EpisodeSampler(items, tasks.sampler.way, tasks.sampler.shot, tasks.sampler.queries)
     per_task = sampler.way * (sampler.shot + sampler.queries)
     by_keys = isinstance(learner, KeyLearner) and not learner.transductive
     at_once = max(1, (FEW_NEW if by_keys else 1) * items_at_once(items.device) // per_task)
     right: list[Tensor] = []
+    broken: list[Tensor] = []
     # Batches differ in size from one evaluation to the next: not worth a compilation each.
     force_eager = torch.compiler.set_stance("force_eager")
     with evaluating(learner), torch.no_grad(), autocast(precision, items.device), force_eager:
@@ -71,9 +75,13 @@ def evaluate(
         for positions in tasks:
             for some in positions.split(at_once):
                 task = sampler.laid_out(some)
-                right.append((answer(task).argmax(-1) == task.query_y).double().mean(-1))
+                logits = answer(task)
+                right.append((logits.argmax(-1) == task.query_y).double().mean(-1))
+                broken.append(logits.isnan().any())
                 if progress is not None:
                     progress(len(some))
+    if torch.stack(broken).any():
+        raise UserError(f"the model's answers are no numbers in {precision}; its weights are damaged or too large.")
     return Evaluation(torch.cat(right).cpu())
 
 

@@ -30,7 +30,7 @@ class MetaObjective:
         lesson = Lesson(learner, settings, classifier)
         self.lesson: nn.Module = DistributedDataParallel(lesson) if ranks.several else lesson
         self.sampler, self.settings, self.smoothing = sampler, settings, settings.label_smoothing
-        self.mine = ranks.share(settings.tasks_per_step)
+        self.rank, self.mine = ranks.rank, ranks.share(settings.tasks_per_step)
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         s = self.settings
@@ -51,6 +51,8 @@ class MetaObjective:
         """The tasks of a step, augmented, and which of all training classes theirs are (T, N)."""
         s = self.settings
         positions = self.sampler.positions(s.tasks_per_step)[self.mine]
+        if self.rank:  # what is random from here on shall not repeat what it was for the first rank's tasks
+            torch.manual_seed(torch.initial_seed() + self.rank)
         episode = augment_tasks(self.sampler.episode(positions), s.augment, s.new_classes)
         return episode, self.sampler.items.classes_of(positions[:, :, 0])
 

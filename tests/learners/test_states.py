@@ -137,6 +137,9 @@ def test_mistakes_are_named() -> None:
     state = learner.describe(episode.support_x, episode.support_y)
     with pytest.raises(UserError, match="no label 4 to forget"):
         learner.forget(state, 4)
+    for label in (True, "2", 1.0, [1]):
+        with pytest.raises(UserError, match="a label to forget is a whole number, not"):
+            learner.forget(state, label)
     with pytest.raises(UserError, match="6 label slots"):
         learner.extend(state, episode.support_x, episode.support_y + 3)
     with pytest.raises(UserError, match=r"need labels of shape \(3, 8\)"):

@@ -57,6 +57,7 @@ class Learner(nn.Module):
         """Add examples (T, m, *item) with labels (T, m) to described tasks: the state of describing all at once.
 
         Labels may be new, up to the model's number of label slots; `way` is the number of classes from now on.
+        By Hebb's rule classes are sums of their examples: one that is shown more often than others drowns them.
         """
         raise UserError(f"{self._name} cannot add examples to a described task; describe it anew with all of them.")
 
@@ -259,6 +260,8 @@ def check_way(way: int, slots: int) -> None:
 
 
 def check_label(label: int, way: int) -> None:
+    if type(label) is not int:
+        raise UserError(f"a label to forget is a whole number, not {label!r}.")
     if not 0 <= label < way:
         raise UserError(f"there is no label {label} to forget: this task has the labels 0 to {way - 1}.")
 
