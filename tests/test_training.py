@@ -80,11 +80,13 @@ def test_training_learns_and_tests_the_best_weights_once(dataset, learner_settin
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     dataset, learner_settings, train_settings, tmp_path, optimizer
 ):
-    train_settings = replace(train_settings, optimizer=optimizer)
+    train_settings = replace(train_settings, optimizer=optimizer, log_every=1)
     whole, whole_lines, trained = train(learner_settings, train_settings, dataset, folder=tmp_path / "whole")
-    _, first_lines, _ = train(learner_settings, replace(train_settings, steps=17), dataset, folder=tmp_path / "cut")
-    rest_lines = Lines()
-    resumed = resume(tmp_path / "cut", dataset, sinks=[rest_lines], steps=30)
+    cut = Training(learner_settings, train_settings, dataset, folder=tmp_path / "cut")
+    first_lines, rest_lines = StopAt(17, cut), Lines()
+    cut.sinks = [first_lines]
+    assert cut.run().interrupted
+    resumed = resume(tmp_path / "cut", dataset, sinks=[rest_lines])
     assert resumed.counters.step == 17
     outcome = resumed.run()
     assert first_lines.losses() + rest_lines.losses() == whole_lines.losses()

@@ -453,7 +453,10 @@ def resume(
     shelf: Shelf | None = None,
     **changes: Any,
 ) -> Training:
-    """A run as its checkpoint left it; `changes` of steps and seconds replace these settings."""
+    """A run as its checkpoint left it; `changes` of steps and seconds replace these settings.
+
+    Of a run that had come to its end, with more steps, the weights of that end may still turn out the best.
+    """
     folder = Path(folder)
     saved = checkpoint.load(folder / CHECKPOINT)
     fixed = sorted(set(changes) - {"steps", "seconds"})

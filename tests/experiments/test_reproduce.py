@@ -261,6 +261,11 @@ def test_estimates_come_from_the_ledger_where_it_knows():
     assert (
         estimate(run, [replace(alone, train_seconds=90.0), alone, replace(alone, train_seconds=40.0)]).seconds == 12.5
     )
+    shorter = replace(alone, variant="no-pretraining", train_seconds=3.0)
+    assert estimate(run, [shorter, alone]).seconds == 12.5
+    assert not estimate(run, [shorter]).measured
+    assert estimate(replace(run, variant="no-pretraining"), [shorter, alone]).seconds == 3.0
+    assert estimate(replace(run, variant="no-dropout"), [shorter, alone]).seconds == 12.5
     for other in choose([], 1):
         assert estimate(other, []).seconds > 0
 
@@ -297,6 +302,8 @@ def test_on_the_command_line(small_benchmarks, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "results").exists()
     assert call(monkeypatch, "reproduce", *cell, "--budget", "5m", "--commit", "abc", "--device", "cpu") == 0
     assert "1 runs finished, 0 left" in capsys.readouterr().out
+    assert call(monkeypatch, "reproduce", *cell, "--commit", "abc", "--device", "cpu") == 0
+    assert "All of them are in results/runs.jsonl already; to run them yourself" in capsys.readouterr().out
     assert call(monkeypatch, "results", "merge", "results/runs.jsonl", "--ledger", "other.jsonl") == 0
     assert "1 lines added" in capsys.readouterr().out
     assert ledger.read(tmp_path / "other.jsonl") == ledger.read(tmp_path / "results" / "runs.jsonl")

@@ -65,6 +65,8 @@ def reproduce(
     with bars() as report:
         summary = work.reproduce(chosen, ledger, place, deadline, say, lambda run: _bar(str(run)), report)
     say(f"{len(summary.finished)} runs finished, {summary.left} left, {time.monotonic() - started:.0f} s")
+    if not summary.finished and not summary.left:
+        say(f"All of them are in {ledger} already; to run them yourself, name a ledger of your own with --ledger.")
     if summary.failed:
         raise UserError(f"{len(summary.failed)} runs failed, the first of them {summary.failed[0]}")
     if summary.unfinished is not None and time.monotonic() < deadline:

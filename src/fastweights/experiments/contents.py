@@ -265,7 +265,9 @@ def _ablation(results: Results) -> list[Block]:
         Text(
             "fwCNN (Hebb) on mini-ImageNet, 5-way 1-shot, all by the same recipe (`best`) and length. The heights of "
             "the paper's bars are not published. The difference is to the baseline on the same tasks and by the seeds "
-            "that both have, with its 95 % interval over tasks; the drawing's whiskers are the accuracies' own."
+            "that both have, with its 95 % interval over tasks; the drawing's whiskers are the accuracies' own. "
+            "The recipe's penalty on unequal lengths is on the encoder's keys in all of them, even where the memory "
+            "keeps what the hidden layer makes of them."
         ),
         Grid(("where the fast weights are", "ours", "difference"), rows),
     ]

@@ -281,7 +281,10 @@ def _retired_texts(ledger: Path) -> list[str]:
 
 
 def retire(ledger: Path, retired: Sequence[Line]) -> Path:
-    """Move lines out of the way, so that they can be run again by a better recipe; they stay on record beside it."""
+    """Move lines out of the way, so that they can be run again by a better recipe.
+
+    They stay on record in a file beside the ledger; their details do not.
+    """
     path, gone = retired_path(ledger), {line.key for line in retired}
     with taking_turns(ledger.parent):
         with replacing(path) as draft:
