@@ -2,7 +2,6 @@
 
 from fastweights.experiments.recipes import PAPER, RECIPES, TASKS, Changes
 
-
 ASKED_THEN = {
     "omniglot-*": Changes({"queries": 10, "test_tasks": 10000}),
     "mini-imagenet-*": Changes({"queries": 15, "test_tasks": 5000}),
