@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from fastweights import checkpoint, cli, training
+from fastweights.bench import random_items
+from fastweights.data.items import Dataset
 from fastweights.errors import UserError
 from fastweights.evaluation import evaluate
 from fastweights.experiments import ledger, recipes, reproduce
@@ -20,6 +22,7 @@ from fastweights.experiments.recipes import Changes
 from fastweights.experiments.reproduce import Place, curve, estimate, find_commit
 from fastweights.files import alone_in
 from fastweights.learners import Prototypical, build_learner, nearest_mean
+from fastweights.settings import TrainSettings
 
 from .conftest import made_up
 
@@ -374,3 +377,12 @@ def test_a_line_names_the_code_that_trained_and_the_code_that_tested(small_bench
     go([RUN], tmp_path / "second", later)
     lines = [ledger.read(tmp_path / name / "runs.jsonl")[0] for name in ("first", "second")]
     assert [line.commit for line in lines] == ["abc", "abc..def"]
+
+
+@pytest.mark.parametrize("test", ["random", "all"])
+def test_everybody_is_asked_about_the_test_split(test):
+    sizes = {"train": 10, "val": 15, "test": 20}
+    splits = {name: random_items("ptb", 4, torch.device("cpu"), classes=size) for name, size in sizes.items()}
+    settings = TrainSettings(way=5, shot=1, queries=1, test_tasks=3)
+    tasks = reproduce.test_tasks(f"ptb-5way-1shot-{test}", Dataset("ptb", splits, "noise", "standard"), settings)
+    assert tasks.sampler.items.classes == 20
