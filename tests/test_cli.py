@@ -1,5 +1,6 @@
 """The command line: it does the job, and every mistake gets one sentence and exit code 2."""
 
+import io
 import json
 import re
 import sys
@@ -110,6 +111,17 @@ def test_tasks_of_words_are_printed(monkeypatch, capsys):
     assert said.count("shown") == said.count("asked") == 5
     assert said.count("____") == 10
     assert said.count("✓") + said.count("✗") == 5
+    assert "whose tasks go to the terminal; leave out -o" in refused(
+        monkeypatch, capsys, "episodes", "w", "-o", "x.png"
+    )
+
+
+def test_what_cannot_be_printed_is_printed_as_a_question_mark(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    assert train(monkeypatch) == 0
+    narrow.flush()
+    assert b" ? " in narrow.buffer.getvalue()  # 95.5 ± 0.5 %
 
 
 def test_words_of_other_data_are_not_read_with_these(monkeypatch, capsys):

@@ -289,6 +289,11 @@ def test_the_last_steps_are_on_tasks_as_asked_and_a_resumed_run_knows(
         assert torch.equal(outcome.test.per_task, whole.test.per_task)
 
 
+def test_images_of_another_shape_fail_before_the_first_step(dataset, learner_settings, train_settings):
+    with pytest.raises(UserError, match=r"blobs holds items of 8 x 8 x 1, but the model is made for 9 x 8 x 1"):
+        Training(replace(learner_settings, item_shape=(9, 8, 1)), train_settings, dataset)
+
+
 def test_data_too_small_for_the_last_steps_fails_before_the_first(dataset, learner_settings, train_settings):
     settings = replace(train_settings, way=41, train_way=5, settle_steps=3)
     with pytest.raises(UserError, match=r"^blobs, train split: 41 classes a task were asked for"):

@@ -1,5 +1,6 @@
 """The command line: parses, calls, prints."""
 
+import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -354,8 +355,13 @@ def evaluate(
 def episodes(
     model: ModelArgument,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The .png, .jpg, .svg or .pdf to write; further tasks get numbers.")
-    ] = Path("task.png"),
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The .png, .jpg, .svg or .pdf to write; further tasks get numbers. (default: task.png)",
+        ),
+    ] = None,
     dataset: OtherDatasetOption = None,
     variant: VariantOption = "",
     data_root: RootOption = None,
@@ -372,8 +378,11 @@ def episodes(
     """
     from fastweights.pictures import draw_task, text_task  # deferred: matplotlib is slow to import
 
-    picture_format(out)  # before the work
+    picture = out or Path("task.png")
+    picture_format(picture)  # before the work
     learner, s, data = open_model_and_data(model, torch.device("cpu"), dataset, data_root, variant, split, tasks)
+    if data.vocabulary and out is not None:
+        raise UserError(f"{data.full_name} holds texts, whose tasks go to the terminal; leave out -o.")
     sampler = EpisodeSampler(
         data.splits[split],
         s.way if way is None else way,
@@ -387,7 +396,7 @@ def episodes(
         if data.vocabulary:
             console.print(text_task(learner, episode[i : i + 1], names, data.manifest["vocabulary"]))
             continue
-        path = out if i == 0 else out.with_stem(f"{out.stem}-{i + 1}")
+        path = picture if i == 0 else picture.with_stem(f"{picture.stem}-{i + 1}")
         title = f"{data.full_name}, {sampler.way}-way {sampler.shot}-shot"
         share = draw_task(learner, episode[i : i + 1], path, title, names)
         say(f"{path}: {100 * share:.0f} % right")
@@ -539,6 +548,9 @@ def tasks_progress(tasks: int) -> Iterator[Callable[[int], None]]:
 
 def main() -> None:
     """Run the command line; every failure that a user can cause is one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # where ± cannot be printed, a question mark can
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except UserError as error:

@@ -56,8 +56,13 @@ def check_training(settings: TrainSettings) -> None:
         raise UserError(f"--average is a decay from 0 up to, but not including, 1; not {settings.average}.")
 
 
-def check_fit(learner: LearnerSettings, settings: TrainSettings, dataset: str, *, is_text: bool) -> None:
+def check_fit(
+    learner: LearnerSettings, settings: TrainSettings, dataset: str, item_shape: tuple[int, ...], *, is_text: bool
+) -> None:
     """Refuse a training that its learner or its data do not allow."""
+    if not is_text and tuple(learner.item_shape) != tuple(item_shape):
+        found, wanted = (" x ".join(map(str, shape)) for shape in (item_shape, learner.item_shape))
+        raise UserError(f"{dataset} holds items of {found}, but the model is made for {wanted}; give it item_shape.")
     if learner.slots < settings.slots:
         raise UserError(
             f"the model has {learner.slots} label slots, but tasks have up to {settings.slots} classes; "

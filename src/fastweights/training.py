@@ -80,7 +80,8 @@ class Training:
         shelf: Shelf | None = None,
     ) -> None:
         check_training(settings)
-        check_fit(learner_settings, settings, dataset.name, is_text=bool(dataset.vocabulary))
+        is_text = bool(dataset.vocabulary)
+        check_fit(learner_settings, settings, dataset.name, dataset.item_shape, is_text=is_text)
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
         self.learner_settings, self.settings, self.dataset = learner_settings, settings, dataset
         self.folder = None if folder is None else Path(folder)

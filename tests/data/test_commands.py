@@ -76,6 +76,8 @@ def test_get_downloads_what_passes_the_check(tmp_path, server, small_ptb, monkey
     said = run("get", "ptb", "--data-root", tmp_path / "root")
     assert "801 lines" in said
     assert "known: the look-alike" in said
+    with pytest.raises(UserError, match="go to the terminal; leave out -o"):
+        run("show", "ptb", "--data-root", tmp_path / "root", "-o", tmp_path / "sheet.png")
     shown = run("show", "ptb", "--data-root", tmp_path / "root", "--shot", 2)
     assert "____" in shown
     assert "guess" in shown

@@ -23,6 +23,28 @@ def test_folders_zips_and_a_zip_in_a_zip_read_alike(tmp_path):
     assert found == {"sub/a.txt": b"ay", "z.zip/in/c.txt": b"sea", "z.zip/more/inner.zip/deep/b.txt": b"bee"}
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_names_in_utf8_are_read_whether_they_say_so_or_not(tmp_path, monkeypatch, says_so):
+    if not says_so:
+        encode = zipfile.ZipInfo._encodeFilenameFlags
+        monkeypatch.setattr(zipfile.ZipInfo, "_encodeFilenameFlags", lambda self: (encode(self)[0], 0))
+    path = pack(tmp_path / "z.zip", {"klasse ü漢/a.txt": b"ay", "plain/b.txt": b"bee"})
+    with zipfile.ZipFile(path) as archive:
+        assert (archive.infolist()[0].filename == "klasse ü漢/a.txt") == says_so
+    with Files([path]) as files:
+        assert {name.removeprefix(f"{path}/"): files.read(name) for name in files.names} == {
+            "klasse ü漢/a.txt": b"ay",
+            "plain/b.txt": b"bee",
+        }
+
+
+def test_names_of_an_old_code_page_stay_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(zipfile.ZipInfo, "_encodeFilenameFlags", lambda self: (self.filename.encode("cp437"), 0))
+    path = pack(tmp_path / "z.zip", {"grün.txt": b"green"})
+    with Files([path]) as files:
+        assert files.names == [f"{path}/grün.txt"]
+
+
 def test_a_truncated_zip_is_named(tmp_path):
     path = pack(tmp_path / "cut.zip", {"a": b"a" * 100})
     path.write_bytes(path.read_bytes()[:-40])

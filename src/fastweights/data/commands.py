@@ -119,6 +119,8 @@ def show(
     if split not in dataset.splits:
         raise UserError(f"{dataset.full_name} has no split {split!r}, but {', '.join(dataset.splits)}.")
     if isinstance(dataset.splits[split], TextItems):
+        if out is not None:
+            raise UserError(f"{dataset.full_name} holds texts, whose tasks go to the terminal; leave out -o.")
         return _print_tasks(dataset, split, tasks, shot, seed)
     out = out or Path(f"{Path(dataset.full_name).name.replace(':', '-')}-{split}.png")
     sheet = contact_sheet(dataset.splits[split], seed=seed)

@@ -117,7 +117,10 @@ def _parse_variant(variant: str) -> tuple[int | None, int | None, bool]:
 def _group_pictures(files: Files, path: Path) -> Groups:
     parts_of = {name: Path(name).relative_to(path).parts for name in files.names if name.lower().endswith(SUFFIXES)}
     if not parts_of:
-        raise UserError(f"no pictures ({', '.join(SUFFIXES)}) are in {path}; each class should be a folder of them.")
+        texts = "; texts come as .csv or .jsonl" if path.is_file() else ""
+        raise UserError(
+            f"no pictures ({', '.join(SUFFIXES)}) are in {path}; each class should be a folder of them{texts}."
+        )
     _require_pictures(files, {Path(name).parent for name in parts_of}, path)
     while all(len(p) > 2 for p in parts_of.values()) and len({p[0] for p in parts_of.values()}) == 1:
         parts_of = {name: parts[1:] for name, parts in parts_of.items()}  # everything lies in one outer folder

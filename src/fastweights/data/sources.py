@@ -29,6 +29,8 @@ LARGEST_INNER = 2**29
 """Bytes of all archives inside others together, which are held in memory."""
 DEEPEST = 2
 """Archives inside an archive are opened down to this depth."""
+SAYS_UTF8 = 0x800
+"""The flag of an entry whose name is declared to be UTF-8."""
 
 
 class Files:
@@ -84,7 +86,7 @@ class Files:
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         _refuse_dangerous(entries, label)
         for entry in entries:
-            inside = entry.filename.replace("\\", "/")
+            inside = _name_of(entry).replace("\\", "/")
             if any(_is_junk(part) for part in inside.split("/")):
                 continue
             name = f"{label}/{inside}"
@@ -95,6 +97,16 @@ class Files:
                 self._add_zip(io.BytesIO(_read_entry(archive, entry, label)), name, depth + 1)
             else:
                 self._readers[name] = lambda entry=entry: _read_entry(archive, entry, label)  # type: ignore[misc]
+
+
+def _name_of(entry: zipfile.ZipInfo) -> str:
+    """Its name; many programs write UTF-8 without saying so, which zipfile then takes for an old code page."""
+    if entry.flag_bits & SAYS_UTF8:
+        return entry.filename
+    try:
+        return entry.filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return entry.filename
 
 
 def files_under(path: Path) -> Iterator[Path]:
