@@ -6,7 +6,6 @@ that learners can be compared task by task, and the learning curve.
 
 import base64
 import json
-import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -14,8 +13,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from fastweights.errors import UserError
+from fastweights.evaluation import Evaluation
 from fastweights.experiments.recipes import RECIPES, VARIANTS, settings_by
 from fastweights.experiments.tables import PROTOCOLS, parse_experiment
 from fastweights.files import read_lines, replacing, taking_turns
@@ -174,7 +175,7 @@ class Details(_Record):
 
 def ci95(by_task: np.ndarray) -> float:
     """Half the 95 % interval of a mean over tasks."""
-    return 1.96 * float(by_task.std(ddof=1)) / math.sqrt(len(by_task))
+    return Evaluation(torch.tensor(by_task)).ci95
 
 
 def are_points(values: Any, size: int) -> bool:
