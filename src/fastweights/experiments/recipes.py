@@ -117,6 +117,7 @@ BEST: dict[str, Changes] = {
     "omniglot-20way-5shot/*": Changes(
         {"steps": 8_000, "tasks_per_step": 32, "train_queries": 5, "validate_every": 64_000}
     ),
+    "omniglot-20way-5shot/fwcnn-hebb": Changes({"steps": 16_000, "settle_steps": 4_000}),
     "omniglot-20way-5shot/fwcnn-gradient": Changes({"steps": 24_000, "settle_steps": 4_000}),
     "mini-imagenet-*": Changes(
         {
