@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from dataclasses import asdict, replace
 
@@ -209,6 +210,18 @@ def test_curves_on_classes_trained_on_are_named_so(tmp_path, monkeypatch):
     ]
     assert curves[1][1] == 7
     assert "`fwcnn-gradient` - `fwcnn-hebb`, whose training classes were more |" in text
+
+
+def test_training_tasks_are_counted_in_words_that_do_not_overlap():
+    _, details = made_up()
+    validation = [[step, 1.0, 50.0] for step in (100, 400)]
+    train = [[step, 1.0, 0.5, 60.0] for step in (100, 400)]
+    drawing = figures.learning_curves(
+        {"one": [("a", 1_000, replace(details, curve={"validation": validation, "train": train}))]}
+    )
+    labels = re.findall(r"<!-- (\S+) -->", drawing)
+    assert "300k" in labels
+    assert not [label for label in labels if "10^" in label]
 
 
 def test_departures_are_drawn_as_differences_to_best_and_those_to_come_are_named(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from torch import Tensor
 
 from fastweights.episodes import Episode
@@ -84,6 +85,9 @@ def learning_curves(panels: Mapping[str, Sequence[tuple[str, int, Details]]]) ->
             marker = "o" if len(seen) <= FEW_POINTS else ""
             axes.plot(seen, accuracies, style, color=colour, label=name, linewidth=1.6, marker=marker, markersize=2)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 300k
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_ylim(_bottom([[p[2] for p in details.curve["validation"]] for _, _, details in curves]), None)
         axes.set_ylim(top=min(axes.get_ylim()[1], 100.0))
         axes.set_title(title, fontsize=10)
