@@ -1,8 +1,9 @@
 """Your own data: a folder (or zip) with one folder of pictures per class, or a csv/JSONL file of labelled texts.
 
-Pictures of any size and mode are turned as their EXIF tag says, laid on white where transparent, cropped to a square in
-the middle and resized: to 28 x 28 if most are grey, to 84 x 84 in colour otherwise, unless the variant says something
-else ("64", "grey", "64-rgb"). Texts are lower-cased and cut into words; the vocabulary is that of the training classes.
+Pictures of any size and mode are turned as their EXIF tag says, scaled to 8 bits, laid on white where transparent,
+cropped to a square in the middle and resized: to 28 x 28 if most are grey, to 84 x 84 in colour otherwise, unless the
+variant says something else ("64", "grey", "64-rgb"). Texts are lower-cased and cut into words; the vocabulary is that
+of the training classes.
 
 Classes go to train, val and test (64 / 16 / 20 %) by a draw that depends on their names only, unless folders named
 train, val and test (for texts: a column `split`) say where they belong.
@@ -221,8 +222,17 @@ def _eight_bit(image: Image.Image, name: str) -> Image.Image:
     values = np.asarray(image, dtype=np.float64)
     if not np.isfinite(values).all():
         raise UserError(f"{name} has pixels that are no numbers; save the picture anew.")
-    full = 65535.0 if image.mode.startswith("I") and values.max(initial=0) <= 65535 else values.max(initial=0) or 1.0
-    return Image.fromarray((values.clip(0, None) / full * 255).round().astype(np.uint8))
+    brightest = values.max(initial=0)
+    white = _white(brightest) if image.mode.startswith("I") else brightest or 1.0
+    return Image.fromarray((values.clip(0, None) / white * 255).round().astype(np.uint8))
+
+
+def _white(brightest: float) -> float:
+    """What is white in a picture of whole numbers.
+
+    By 16 bits a picture that fits into 8 would be black: such values were 8 bits when they were stored.
+    """
+    return next((depth for depth in (255.0, 65535.0) if brightest <= depth), brightest)
 
 
 # Texts
