@@ -20,9 +20,9 @@ from torch import Tensor
 
 from fastweights import bench
 from fastweights.cli import find_device
-from fastweights.evaluation import ITEMS_AT_ONCE
 from fastweights.files import replacing
 from fastweights.learners import Learner, build_learner
+from fastweights.learners.base import items_at_once
 from fastweights.precision import autocast, choose_precision
 from fastweights.presets import preset
 from fastweights.training import accelerated
@@ -49,7 +49,7 @@ def measure(name: str, shot: int, device: torch.device, precision: str, runs: in
     x = torch.randint(0, 256, (1, WAY * shot, *SHAPE), dtype=torch.uint8, device=device)
     y = torch.arange(WAY, device=device).repeat(shot).unsqueeze(0)
     queries = torch.randint(0, 256, (1, QUERIES, *SHAPE), dtype=torch.uint8, device=device)
-    piece = ITEMS_AT_ONCE.get(device.type, 512)
+    piece = items_at_once(device)
 
     def describe() -> dict[str, Tensor]:
         with torch.no_grad(), autocast(precision, device):

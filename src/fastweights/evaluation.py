@@ -13,11 +13,9 @@ from fastweights.all_words import AllWordsTasks
 from fastweights.data.items import Items
 from fastweights.episodes import Episode, EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
-from fastweights.learners.base import KeyLearner, Learner
+from fastweights.learners.base import KeyLearner, Learner, items_at_once
 from fastweights.precision import autocast
 
-ITEMS_AT_ONCE = {"cpu": 512, "cuda": 16384}
-"""About how many items go through an encoder in one batch: what stays in a CPU's cache, what fills a GPU."""
 MULTIPLE = {"cuda": 16}
 """What the sizes of these batches are made multiples of: for others, kernels would be compiled once more."""
 FEW_NEW = 4
@@ -94,10 +92,6 @@ def evaluating(learner: Learner) -> Iterator[None]:
         yield
     finally:
         learner.train(was_training)
-
-
-def items_at_once(device: torch.device) -> int:
-    return ITEMS_AT_ONCE.get(device.type, 512)
 
 
 Answer = Callable[[Episode], Tensor]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastweights.errors import UserError
 from fastweights.learners import Learner, PixelNearestNeighbour, build_learner, load_state, save_state
-from fastweights.learners.base import UNSEEN, add_slots, count_classes
+from fastweights.learners.base import ITEMS_AT_ONCE, UNSEEN, add_slots, count_classes
 from fastweights.settings import LearnerSettings
 
 SLOTS = 6
@@ -48,6 +48,17 @@ def _seed() -> None:
 
 def assert_same_answers(learner: Learner, one: dict[str, Tensor], other: dict[str, Tensor], query_x: Tensor) -> None:
     torch.testing.assert_close(learner.predict(one, query_x), learner.predict(other, query_x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_examples_are_encoded_in_pieces_unless_batch_norm_sees_them_together(monkeypatch, training: bool) -> None:
+    monkeypatch.setitem(ITEMS_AT_ONCE, "cpu", 10)
+    learner, episode = narrow()().train(training), tiny.noise_episode()  # 3 tasks of 8 examples
+    at_once: list[int] = []
+    learner.encoder.register_forward_pre_hook(lambda _, items: at_once.append(len(items[0])))
+    keys = learner.embed(episode.support_x)
+    assert at_once == ([24] if training else [10, 10, 4])
+    torch.testing.assert_close(keys, learner.encoder(episode.support_x.flatten(0, 1)).unflatten(0, (3, 8)))
 
 
 @pytest.mark.parametrize("name", CHANGEABLE)

@@ -15,6 +15,8 @@ from fastweights.layers import Shapes
 State = Mapping[str, Tensor]
 """What a learner keeps of the tasks it was told: a flat dict of tensors, each with a leading task dimension."""
 
+ITEMS_AT_ONCE = {"cpu": 512, "cuda": 16384}
+"""About how many items go through an encoder in one batch: what stays in a CPU's cache, what fills a GPU."""
 UNSEEN = -1e9
 """Logit of a class without examples, where there is nothing to compare with: as good as never, and no NaN in a loss."""
 
@@ -83,7 +85,12 @@ class Learner(nn.Module):
         """Items (T, n, *item) as keys (T, n, D), in float32 or better whatever the encoder computed in."""
         if self.transductive:  # task by task: batch norm by the batch shall not see other tasks
             return at_least_float32(vmap(self.encoder, randomness="different")(x))
-        return at_least_float32(self.encoder(x.flatten(0, 1))).unflatten(0, x.shape[:2])
+        items, at_once = x.flatten(0, 1), items_at_once(x.device)
+        if self.encoder.training or len(items) <= at_once:  # in training batch norm sees all of them together
+            keys = at_least_float32(self.encoder(items))
+        else:  # else an item's key is its own affair, and encoding in pieces takes less memory
+            keys = torch.cat([at_least_float32(self.encoder(piece)) for piece in items.split(at_once)])
+        return keys.unflatten(0, x.shape[:2])
 
     @property
     def state_shapes(self) -> Shapes:
@@ -207,6 +214,10 @@ def full_precision(head: Head) -> Head:
             return head(self, *args, **options)
 
     return run  # type: ignore[return-value]
+
+
+def items_at_once(device: torch.device) -> int:
+    return ITEMS_AT_ONCE.get(device.type, 512)
 
 
 def is_at_hand(x: Tensor) -> bool:
