@@ -3,10 +3,11 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
-from fastweights.interrupts import StopRequest
+from fastweights.interrupts import ANSWER, StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -16,6 +17,23 @@ def test_a_signal_is_noted_and_the_work_goes_on(number):
         assert not request.asked
         os.kill(os.getpid(), number)
         assert request.asked
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_whoever_asks_is_answered_once(capsys, answered):
+    with StopRequest(answered=answered).listening():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert capsys.readouterr().out == (f"{ANSWER}\n" if answered else "")
+
+
+def test_the_answer_comes_at_once(capsys):
+    with StopRequest().listening():
+        os.kill(os.getpid(), signal.SIGINT)
+        deadline = time.monotonic() + 10
+        while not (printed := capsys.readouterr().out) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert printed == f"{ANSWER}\n"
 
 
 def test_a_second_ctrl_c_is_not_caught():

@@ -18,6 +18,7 @@ from fastweights.bench import random_items
 from fastweights.data.items import Dataset
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
+from fastweights.interrupts import ANSWER
 from fastweights.logs import JsonlLog
 from fastweights.settings import LearnerSettings
 from fastweights.steps import Rate, WeightAverage, make_optimizer, set_learning_rate
@@ -545,7 +546,7 @@ def test_ctrl_c_saves_and_leaves_cleanly(tmp_path):
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=30)
-    assert printed.strip() == "interrupted True"
+    assert printed.splitlines() == [ANSWER, "interrupted True"]
     assert process.returncode == 0
     assert checkpoint.load(tmp_path / CHECKPOINT).counters["step"] > 0
     assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, MODEL}

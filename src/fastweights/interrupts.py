@@ -6,11 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from fastweights.console import say
+
+ANSWER = "Stopping after the running step or validation; Ctrl-C again stops at once, without saving."
+
 
 class StopRequest:
-    """Whether somebody asked to stop."""
+    """Whether somebody asked to stop; they are answered at once, unless another process does so."""
 
-    asked = False
+    def __init__(self, *, answered: bool = True) -> None:
+        self.asked, self.answered = False, answered
+        self._answers: list[threading.Thread] = []
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -24,7 +30,13 @@ class StopRequest:
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
+            for answer in self._answers:
+                answer.join()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        first, self.asked = not self.asked, True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if first and self.answered:
+            # In a thread: a progress bar may hold the terminal, and wait for a lock of the code that is interrupted.
+            self._answers = [threading.Thread(target=say, args=(ANSWER,))]
+            self._answers[0].start()

@@ -115,7 +115,7 @@ class Training:
         self.best = _copy(self.learner.state_dict())
         self._saved_at = time.monotonic()
         self._logged_step, self._logged_at = 0, time.monotonic()
-        self.request, self._stop = StopRequest(), False
+        self.request, self._stop = StopRequest(answered=ranks.first), False
         self._deadline = math.inf
         self._owns_folder = False
 
