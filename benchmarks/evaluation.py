@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fastweights import bench
-from fastweights.cli import find_device
 from fastweights.data.items import Dataset, Items
+from fastweights.devices import find_device
 from fastweights.episodes import EvaluationTasks
 from fastweights.evaluation import evaluate
 from fastweights.learners import Learner, build_learner

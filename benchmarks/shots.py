@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fastweights import bench
-from fastweights.cli import find_device
+from fastweights.devices import find_device
 from fastweights.files import replacing
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import items_at_once

@@ -318,10 +318,6 @@ def test_models_are_listed(monkeypatch, capsys):
         assert name in said
 
 
-def test_find_device_auto_is_there():
-    assert cli.find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def test_classes_that_a_model_may_know_are_mentioned(monkeypatch, capsys, dataset):
     assert train(monkeypatch) == 0
     assert call(monkeypatch, "evaluate", "run", "--tasks", "5", "--queries", "3") == 0

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fastweights import bench
-from fastweights.cli import find_device
+from fastweights.devices import find_device
 from fastweights.episodes import Episode, EpisodeSampler
 
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fastweights.devices import find_device
 from fastweights.errors import UserError
 from fastweights.files import replacing
 from fastweights.learners import Learner, build_learner
@@ -91,7 +92,7 @@ def load_learner(path: Path | str, device: torch.device | str = "cpu") -> tuple[
 
     In eval mode and without gradients, which a state that is added to for days would carry along.
     """
-    path = Path(path)
+    path, device = Path(path), find_device(device)
     saved = load(path / MODEL if path.is_dir() else path)
     learner = build_learner(saved.learner)
     fill(learner, saved.section("best"), saved.path)

@@ -21,6 +21,7 @@ from fastweights.console import console, say
 from fastweights.data import Dataset, load
 from fastweights.data.commands import app as data_app
 from fastweights.data.progress import bars
+from fastweights.devices import find_device
 from fastweights.distributed import Ranks, join, leave
 from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
@@ -467,19 +468,6 @@ def bench(
     if figure is not None:
         benchmark.draw(lines, figure)
         say(f"Drawn to {figure}")
-
-
-def find_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name} is not available here ({str(error).splitlines()[0]}).") from None
-    if device.type == "meta":
-        raise UserError("--device meta computes nothing; name cpu or cuda.")
-    return device
 
 
 def load_dataset(name: str, root: Path | None, variant: str) -> Dataset:

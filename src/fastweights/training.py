@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fastweights import checkpoint
 from fastweights.data.items import Dataset
+from fastweights.devices import find_device
 from fastweights.distributed import ALONE, Ranks
 from fastweights.encoders import ResNet
 from fastweights.episodes import EpisodeSampler, EvaluationTasks, seed_of
@@ -80,6 +81,7 @@ class Training:
         shelf: Shelf | None = None,
     ) -> None:
         check_training(settings)
+        device = find_device(device)
         is_text = bool(dataset.vocabulary)
         check_fit(learner_settings, settings, dataset.name, dataset.item_shape, is_text=is_text)
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)

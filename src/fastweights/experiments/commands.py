@@ -9,6 +9,7 @@ import typer
 
 from fastweights.console import console, say
 from fastweights.data.progress import bars
+from fastweights.devices import find_device
 from fastweights.errors import UserError
 from fastweights.experiments import ledger as ledgers
 from fastweights.experiments.plan import Run, choose, missing, parse_cell
@@ -101,7 +102,6 @@ def search(
 
 
 def _place(device: str, precision: str, commit: str, runs: Path, data_root: Path | None) -> "Place":
-    from fastweights.cli import find_device  # deferred: the command line imports this module
     from fastweights.experiments.reproduce import Place, find_commit
 
     where = find_device(device)

@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fastweights.devices import find_device
 from fastweights.errors import UserError
 from fastweights.files import replacing
 from fastweights.learners.base import Learner, State
@@ -33,7 +34,7 @@ def load_state(
 ) -> dict[str, Tensor]:
     """Read a state that `save_state` wrote; where both say whose it is, refuse one that another learner described."""
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="pt", device=str(find_device(device))) as file:
             whose = (file.metadata() or {}).get(MODEL)
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, SafetensorError) as error:
