@@ -53,6 +53,18 @@ def test_floats_from_0_to_1_are_the_bytes_they_stand_for(system):
         torch.testing.assert_close(answer, bytes_of, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_an_encoder_may_be_less_precise_but_not_what_is_above_it(system, kind):
+    torch.manual_seed(0)
+    learner = build_learner(LearnerSettings(system=system, item_shape=(12, 12, 1), **NARROW)).eval()
+    learner.encoder.to(kind)
+    assert learner.predict(learner.describe(GOOD, LABELS), GOOD).dtype == torch.float32
+    if system in ("fast-weights", "maml"):
+        with pytest.raises(UserError, match=f"^the weights above the encoder are {kind}, but"):
+            learner.to(kind).describe(GOOD, LABELS)
+
+
 READER = LearnerSettings(encoder="lstm", item_shape=(8,), vocabulary=tiny.VOCABULARY, slots=4, units=5, width=10)
 
 

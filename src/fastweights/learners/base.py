@@ -216,6 +216,15 @@ def full_precision(head: Head) -> Head:
     return run  # type: ignore[return-value]
 
 
+def check_precise(weights: Tensor) -> None:
+    """Refuse weights above an encoder that are less precise than the keys which reach them."""
+    if weights.dtype != at_least_float32(weights).dtype:
+        raise UserError(
+            f"the weights above the encoder are {weights.dtype}, but memories and answers are computed in float32 or "
+            "better; call float() of the learner, and half() or bfloat16() of learner.encoder alone."
+        )
+
+
 def items_at_once(device: torch.device) -> int:
     return ITEMS_AT_ONCE.get(device.type, 512)
 

@@ -23,6 +23,7 @@ from fastweights.learners.base import (
     add_slots,
     bound_logits,
     check_label,
+    check_precise,
     check_way,
     draw_slots,
     full_precision,
@@ -84,6 +85,7 @@ class FastWeights(KeyLearner):
             )
 
     def embed(self, x: Tensor) -> Tensor:
+        check_precise(self.key_scale)
         return super().embed(x) * self.key_scale
 
     @full_precision

@@ -21,6 +21,7 @@ from fastweights.learners.base import (
     at_least_float32,
     bound_logits,
     check_labels,
+    check_precise,
     check_way,
     count_classes,
     draw_slots,
@@ -109,6 +110,7 @@ class _Classifier(nn.Module):
 
     @full_precision
     def classify(self, keys: Tensor) -> Tensor:
+        check_precise(self.head.weight)
         return self.head(keys)
 
 
