@@ -237,6 +237,11 @@ def test_a_run_is_not_overwritten(monkeypatch, capsys):
         (["train", "--set", "item_shape=5,5,1"], "item_shape follows from the data"),
         (["train", "--set", "slots=2"], "2 label slots, but tasks have up to 5 classes"),
         (["train", "--device", "meta"], "computes nothing"),
+        (["train", "--way", "0"], "--way must be at least 2, not 0: one class is no question"),
+        (["train", "--shot", "0"], "--shot must be at least 1, not 0"),
+        (["train", "--queries", "-1"], "--queries must be at least 1, not -1"),
+        (["bench", "--way", "1"], "--way"),
+        (["bench", "--queries", "-20"], "--queries"),
         (["bench", "--runs", "0"], "--runs"),
         (["bench", "--tasks", "0"], "--tasks"),
         (["episodes", "run", "--seed", "9" * 20], "--seed"),
@@ -268,7 +273,8 @@ def test_mistakes_get_one_sentence(monkeypatch, capsys, tmp_path, arguments, say
     [
         (["--dataset", "wide"], "was trained on items of shape"),
         (["--way", "6"], "5 label slots"),
-        (["--way", "0"], "--way must be at least 1"),
+        (["--way", "1"], "--way must be at least 2, not 1: one class is no question"),
+        (["--shot", "0"], "--shot must be at least 1"),
         (["--split", "holiday"], "train, val, test"),
         (["--tasks", "0"], "--tasks must be at least 1"),
         (["--way", "5", "--queries", "10"], "too few are in"),
@@ -276,8 +282,9 @@ def test_mistakes_get_one_sentence(monkeypatch, capsys, tmp_path, arguments, say
 )
 def test_questions_that_a_model_cannot_answer(monkeypatch, capsys, arguments, says):
     assert train(monkeypatch) == 0
-    capsys.readouterr()
-    assert says in refused(monkeypatch, capsys, "evaluate", "run", *arguments)
+    for command in ("evaluate", "episodes"):
+        capsys.readouterr()
+        assert says in refused(monkeypatch, capsys, command, "run", *arguments)
 
 
 def test_a_file_that_is_no_model_is_refused(monkeypatch, capsys, tmp_path):

@@ -91,9 +91,18 @@ def test_small_classes_are_named_with_their_counts():
         EpisodeSampler(numbered(SIZES), 5, 1, 5)
 
 
-@pytest.mark.parametrize(("way", "shot", "queries"), [(0, 1, 1), (5, 0, 1), (5, 1, 0), (8, 1, 1)])
-def test_impossible_tasks_are_refused(way, shot, queries):
-    with pytest.raises(UserError):
+@pytest.mark.parametrize(
+    ("way", "shot", "queries", "message"),
+    [
+        (0, 1, 1, "--way must be at least 2, not 0"),
+        (1, 1, 1, "--way must be at least 2, not 1: one class is no question"),
+        (5, 0, 1, "--shot must be at least 1, not 0"),
+        (5, 1, -1, "--queries must be at least 1, not -1"),
+        (8, 1, 1, "8 classes a task were asked for, but the split has only 7"),
+    ],
+)
+def test_impossible_tasks_are_refused(way, shot, queries, message):
+    with pytest.raises(UserError, match=message):
         EpisodeSampler(numbered(SIZES), way, shot, queries)
 
 

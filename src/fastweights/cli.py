@@ -33,6 +33,7 @@ from fastweights.logs import JsonlLog, ProgressBar, Sink, TensorBoardLog, tensor
 from fastweights.precision import choose_precision
 from fastweights.presets import describe_presets, parse_overrides, preset
 from fastweights.settings import LearnerSettings, TrainSettings
+from fastweights.settings_checks import check_training
 from fastweights.training import CHECKPOINT, LOG, MODEL, Outcome, Training, require_free, resume
 
 
@@ -236,6 +237,7 @@ def _fresh(
 ) -> Training:
     default_queries = 1 if dataset.vocabulary else TrainSettings.queries
     settings = replace(TrainSettings(queries=default_queries), **given)
+    check_training(settings)  # before a model is made for them
     learner_settings = _model(learner, changes, dataset.name, dataset.item_shape, dataset.vocabulary, settings)
     name = f"{Path(dataset.name).name}-{learner}-{settings.way}way-{settings.shot}shot-seed{settings.seed}"
     folder = out or Path("runs") / name
@@ -431,9 +433,9 @@ def models() -> None:
 def bench(
     learners: Annotated[list[str] | None, typer.Argument(help="Presets. (default: fwcnn-hebb)")] = None,
     shape: Annotated[str, typer.Option(help="Whose items: mini-imagenet, omniglot, strokes or ptb.")] = "mini-imagenet",
-    way: Annotated[int, typer.Option(help="Classes in a task.")] = 5,
-    shot: Annotated[int, typer.Option(help="Examples of each class.")] = 1,
-    queries: Annotated[int, typer.Option(help="Questions per class.")] = 15,
+    way: Annotated[int, typer.Option(min=2, help="Classes in a task.")] = 5,
+    shot: Annotated[int, typer.Option(min=1, help="Examples of each class.")] = 1,
+    queries: Annotated[int, typer.Option(min=1, help="Questions per class.")] = 15,
     tasks: Annotated[
         int | None, typer.Option(min=1, help="Tasks in a step or a batch. (default: 64 on a GPU, 4 on a CPU)")
     ] = None,

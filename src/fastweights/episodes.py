@@ -57,7 +57,9 @@ class EpisodeSampler:
     """Draws tasks of `way` classes with `shot` labelled examples and `queries` questions per class."""
 
     def __init__(self, items: Items, way: int, shot: int, queries: int) -> None:
-        for name, value in {"way": way, "shot": shot, "queries": queries}.items():
+        if way < 2:
+            raise UserError(f"--way must be at least 2, not {way}: one class is no question.")
+        for name, value in {"shot": shot, "queries": queries}.items():
             if value < 1:
                 raise UserError(f"--{name} must be at least 1, not {value}.")
         if way > items.classes:

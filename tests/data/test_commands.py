@@ -83,6 +83,13 @@ def test_get_downloads_what_passes_the_check(tmp_path, server, small_ptb, monkey
     assert "guess" in shown
 
 
+def test_one_class_is_no_task_to_show(tmp_path):
+    texts = tmp_path / "texts.csv"
+    texts.write_text("text,label,split\n" + 2 * "hello,a,train\nhello,b,val\nhello,c,test\n")
+    with pytest.raises(UserError, match=r"2 classes of 2 texts, but .*texts\.csv test has 1; ask for another --split"):
+        run("show", texts, "--data-root", tmp_path)
+
+
 def test_a_download_with_unknown_contents_is_not_kept(tmp_path, server, small_omniglot, monkeypatch):
     for half, contents in small_omniglot.items():
         pack(tmp_path / "served" / f"images_{half}.zip", contents)

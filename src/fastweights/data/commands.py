@@ -141,8 +141,11 @@ def _print_findings(findings: list[Finding]) -> None:
 
 def _print_tasks(dataset: Dataset, split: str, tasks: int, shot: int, seed: int) -> None:
     items = dataset.splits[split].with_at_least(shot + 1)
-    if not items.classes:
-        raise UserError(f"no class of {dataset.full_name} {split} has {shot + 1} texts; ask for a smaller --shot.")
+    if items.classes < 2:
+        raise UserError(
+            f"a task needs 2 classes of {shot + 1} texts, but {dataset.full_name} {split} has {items.classes}; ask for "
+            "another --split or a smaller --shot."
+        )
     way = min(5, items.classes)
     sampler = EpisodeSampler(items, way, shot, 1)
     positions = sampler.positions(tasks, torch.Generator().manual_seed(seed))
