@@ -20,6 +20,7 @@ from fastweights import __version__, checkpoint
 from fastweights.console import console, say
 from fastweights.data import Dataset, load
 from fastweights.data.commands import app as data_app
+from fastweights.data.commands import require_no_picture_of_texts
 from fastweights.data.progress import bars
 from fastweights.devices import find_device
 from fastweights.distributed import Ranks, join, leave
@@ -384,8 +385,7 @@ def episodes(
     picture = out or Path("task.png")
     picture_format(picture)  # before the work
     learner, s, data = open_model_and_data(model, torch.device("cpu"), dataset, data_root, variant, split, tasks)
-    if data.vocabulary and out is not None:
-        raise UserError(f"{data.full_name} holds texts, whose tasks go to the terminal; leave out -o.")
+    require_no_picture_of_texts(data, out)
     sampler = EpisodeSampler(
         data.splits[split],
         s.way if way is None else way,

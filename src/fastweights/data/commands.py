@@ -116,16 +116,20 @@ def show(
     file_format = "png" if out is None else picture_format(out, SHEETS)
     with bars() as progress:
         dataset = named.load(name, data_root, variant, progress)
+    require_no_picture_of_texts(dataset, out)
     if split not in dataset.splits:
         raise UserError(f"{dataset.full_name} has no split {split!r}, but {', '.join(dataset.splits)}.")
     if isinstance(dataset.splits[split], TextItems):
-        if out is not None:
-            raise UserError(f"{dataset.full_name} holds texts, whose tasks go to the terminal; leave out -o.")
         return _print_tasks(dataset, split, tasks, shot, seed)
     out = out or Path(f"{Path(dataset.full_name).name.replace(':', '-')}-{split}.png")
     sheet = contact_sheet(dataset.splits[split], seed=seed)
     write_whole(out, lambda draft: sheet.save(draft, format=file_format))
     typer.echo(f"wrote {out}")
+
+
+def require_no_picture_of_texts(dataset: Dataset, out: Path | None) -> None:
+    if dataset.vocabulary and out is not None:
+        raise UserError(f"{dataset.full_name} holds texts, whose tasks go to the terminal; leave out -o.")
 
 
 def _print_findings(findings: list[Finding]) -> None:
