@@ -1,9 +1,21 @@
-"""Files: who holds a folder, and that a mark removed by its former owner holds nobody off and lets nobody in."""
+"""Files: what may be replaced, who holds a folder, and that a mark left behind holds nobody off and lets nobody in."""
+
+import os
 
 import pytest
 
 from fastweights import files
-from fastweights.files import Taken, alone_in
+from fastweights.errors import UserError
+from fastweights.files import Taken, alone_in, replacing
+
+
+@pytest.mark.parametrize(("name", "says"), [("folder", "is a folder; name a file"), ("pipe", "is no plain file")])
+def test_only_a_plain_file_is_replaced(tmp_path, name, says):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=says), replacing(tmp_path / name):
+        pytest.fail("there is nothing to write to")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.skipif(files.fcntl is None, reason="files cannot be locked here")

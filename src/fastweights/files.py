@@ -27,6 +27,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file.")
+    if path.exists() and not path.is_file():  # a device, which root could replace, for everybody
+        raise UserError(f"{path} is no plain file; name another.")
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     with taking_turns(path.parent):
