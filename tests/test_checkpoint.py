@@ -96,6 +96,8 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path):
         ("training", {"augment": [1]}, "the setting augment wants words"),
         ("learner", {"zap": 1}, "unknown settings zap"),
         ("learner", [], "damaged header"),
+        ("counters", [], "damaged header"),
+        ("counters", {"step": "many"}, "damaged header.*counters that are no numbers"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_with_the_name_of_the_file(saved, part, values, why):

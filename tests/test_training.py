@@ -481,8 +481,8 @@ def test_the_log_of_a_resumed_run_has_every_step_once(tmp_path):
     for step in (1, 2, 3):
         log.write({"event": "train", "step": step})
     log.close()
-    with (tmp_path / LOG).open("a") as file:
-        file.write('{"event": "tr')
+    with (tmp_path / LOG).open("ab") as file:
+        file.write(b'{"event": "tr\xff')
     log = JsonlLog(tmp_path / LOG, from_step=2)
     log.write({"event": "train", "step": 3})
     log.close()
@@ -577,12 +577,23 @@ def test_before_the_first_validation_the_model_is_what_was_learnt_so_far(
         assert torch.equal(kept[name], tensor)
 
 
-def test_a_checkpoint_with_unknown_counters_is_refused(dataset, learner_settings, train_settings, tmp_path):
-    training = Training(learner_settings, train_settings, dataset, folder=tmp_path)
-    training.save()
+@pytest.mark.parametrize("damage", ["unknown counters", "unknown parameters", "numbered by words", "no averages"])
+def test_a_checkpoint_that_lacks_or_adds_something_is_refused(
+    dataset, learner_settings, train_settings, tmp_path, damage
+):
+    training = Training(learner_settings, replace(train_settings, average=0.9), dataset, folder=tmp_path)
+    training.run(test=False)
     saved = checkpoint.load(tmp_path / CHECKPOINT)
-    with pytest.raises(UserError, match="written by another version"):
-        training.restore(replace(saved, counters={**saved.counters, "moons": 2}))
+    one, counters, tensors = torch.ones(1), saved.counters, saved.tensors
+    damaged = {
+        "unknown counters": replace(saved, counters={**counters, "moons": 2}),
+        "unknown parameters": replace(saved, tensors={**tensors, "optimizer.999.step": one}),
+        "numbered by words": replace(saved, tensors={**tensors, "optimizer.first.step": one}),
+        "no averages": replace(saved, tensors={k: t for k, t in tensors.items() if not k.startswith("average.")}),
+    }[damage]
+    training.restore(saved)
+    with pytest.raises(UserError, match=r"checkpoint\.safetensors is damaged or of another version"):
+        training.restore(damaged)
 
 
 @pytest.mark.parametrize("wish", [{"augment": ("flip",)}, {"new_classes": ("flip",)}, {"pretrain_mixup": True}])

@@ -80,7 +80,10 @@ def load(path: Path | str) -> Saved:
         header = json.loads(metadata["fastweights"])
         learner = LearnerSettings.from_json(header["learner"])
         training = TrainSettings.from_json(header["training"])
-        return Saved(path, learner, training, header["counters"], tensors)
+        counters = header["counters"]
+        if not all(isinstance(value, (int, float)) for value in counters.values()):
+            raise TypeError(f"counters that are no numbers: {counters}")
+        return Saved(path, learner, training, counters, tensors)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (KeyError, ValueError, TypeError, AttributeError) as error:

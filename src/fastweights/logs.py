@@ -42,13 +42,13 @@ class JsonlLog:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
 def _step(text: str) -> float:
     try:
         return float(json.loads(text)["step"])
-    except (ValueError, KeyError, TypeError):  # a line cut off by a power failure
+    except (ValueError, KeyError, TypeError):  # a line cut off or scrambled by a power failure
         return float("inf")
 
 

@@ -186,16 +186,16 @@ class Training:
         """Go on exactly where a checkpoint was written."""
         self._owns_folder = True
         checkpoint.fill(self.learner, saved.section("model"), saved.path)
-        checkpoint.fill_optimizer(self.take_step.optimizer, saved.section("optimizer"))
         self.best = {name: t.to(self.device) for name, t in saved.section("best").items()}
-        if self.average is not None:
-            self.average.fill(saved.section("average"))
         if self.classifier is not None:
             checkpoint.fill(self.classifier, saved.section("classifier"), saved.path)
         try:
+            checkpoint.fill_optimizer(self.take_step.optimizer, saved.section("optimizer"))
+            if self.average is not None:
+                self.average.fill(saved.section("average"))
             self.counters = Counters(**saved.counters)
-        except TypeError as error:
-            raise UserError(f"{saved.path} was written by another version ({error}); train anew.") from None
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise UserError(f"{saved.path} is damaged or of another version ({error!r}); train anew.") from None
 
     def run(
         self,

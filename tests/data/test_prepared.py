@@ -44,9 +44,10 @@ def test_damage_is_noticed(tmp_path):
     file.write_bytes(data)
     with pytest.raises(UserError, match="damaged"):
         prepared.require_intact(tmp_path / "x")
-    file.write_bytes(data[:-5])
-    with pytest.raises(UserError, match="cannot be read"):
-        prepared.load_array(tmp_path / "x", "train_values")
+    for rest in (data[:-5], b""):
+        file.write_bytes(rest)
+        with pytest.raises(UserError, match="cannot be read"):
+            prepared.load_array(tmp_path / "x", "train_values")
 
 
 def test_an_older_format_is_replaced(tmp_path, monkeypatch):

@@ -128,7 +128,7 @@ def load_array(folder: Path, name: str) -> Tensor:
     """
     try:
         return torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise UserError(
             f"{folder / (name + '.npy')} cannot be read ({error}); delete {folder} to prepare it anew."
         ) from None
