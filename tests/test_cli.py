@@ -240,6 +240,7 @@ def test_a_run_is_not_overwritten(monkeypatch, capsys):
         (["train", "--way", "0"], "--way must be at least 2, not 0: one class is no question"),
         (["train", "--shot", "0"], "--shot must be at least 1, not 0"),
         (["train", "--queries", "-1"], "--queries must be at least 1, not -1"),
+        (["train", "--set", "width=1000000000000000"], "not enough memory"),
         (["bench", "--way", "1"], "--way"),
         (["bench", "--queries", "-20"], "--queries"),
         (["bench", "--runs", "0"], "--runs"),

@@ -550,11 +550,18 @@ def main() -> None:
     except (KeyboardInterrupt, Interrupted):
         _fail("interrupted.", 130)
     except Exception as error:
+        if _is_want_of_memory(error):
+            _fail("there is not enough memory for this; ask for a smaller model, or fewer or smaller tasks at once.", 2)
         if not hasattr(error, "format_message"):
             raise
         if not error.format_message():  # nothing was asked for: the help has been shown
             sys.exit(2)
         _fail(error.format_message(), 2)  # a wrong option or argument, in typer's words
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    """Whether a GPU, or Python, or torch on a CPU, which has no exception of its own for that, is out of memory."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def _in_words(error: OSError) -> str:
