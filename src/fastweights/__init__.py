@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from fastweights.checkpoint import load_learner
-from fastweights.data import Dataset, Items, load
+from fastweights.data import Dataset, Items, load, read_pictures
 from fastweights.episodes import Episode, EpisodeSampler, EvaluationTasks
 from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, evaluate
@@ -37,6 +37,7 @@ __all__ = [
     "load_learner",
     "load_state",
     "preset",
+    "read_pictures",
     "resume",
     "save_state",
 ]

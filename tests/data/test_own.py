@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fastweights.data import TextItems, load, own
+from fastweights.data import TextItems, load, own, read_pictures
 from fastweights.data.items import PAD, UNKNOWN
 from fastweights.episodes import EpisodeSampler
 from fastweights.errors import UserError
@@ -329,3 +329,40 @@ def test_a_folder_that_may_not_be_read_is_no_empty_one(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(UserError, match=r"class 1 cannot be read \(Permission denied\)"):
         load(str(folder), tmp_path)
+
+
+def test_pictures_of_one_task_are_what_they_would_be_in_a_dataset(tmp_path):
+    folder = unpack(tmp_path / "birds", pictures())
+    items = load(str(folder), tmp_path).splits["train"]
+    of_a_class = [folder / items.names[0] / f"{n}.jpg" for n in range(3)]
+    assert torch.equal(read_pictures(of_a_class, items.item_shape), items.values[:3].unsqueeze(0))
+
+
+def test_pictures_of_one_task_take_the_shape_of_a_model(tmp_path):
+    half = np.zeros((40, 80), dtype=np.uint8)
+    half[:, 40:] = 255
+    (tmp_path / "half.png").write_bytes(png(half))
+    items = read_pictures([str(tmp_path / "half.png")] * 2, (4, 8, 1))
+    assert items.shape == (1, 2, 4, 8, 1)
+    assert items.dtype == torch.uint8
+    row = items[0, 1, 2, :, 0].tolist()
+    assert row == pytest.approx([0] * 4 + [255] * 4, abs=30)
+    assert torch.equal(read_pictures([tmp_path / "half.png"] * 2, (4, 8, 1), negative=True), 255 - items)
+    assert read_pictures([tmp_path / "half.png"], (8, 8, 3)).shape == (1, 1, 8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("paths", "shape", "sentence"),
+    [
+        ("one.png", (8, 8, 1), r"takes a list of files; write \['one.png'\]"),
+        ([], (8, 8, 1), "no pictures were named"),
+        (["one.png"], (8, 8, 1), r"one.png cannot be read \(No such file"),
+        (["one.png"], (50,), r"not the shape \(50,\)"),
+        (["one.png"], (8, 8, 2), r"not the shape \(8, 8, 2\)"),
+        ([__file__], (8, 8, 1), "test_own.py is not a readable picture"),
+    ],
+)
+def test_what_is_no_pictures_of_a_task_is_refused(tmp_path, monkeypatch, paths, shape, sentence):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        read_pictures(paths, shape)

@@ -2,5 +2,6 @@
 
 from fastweights.data.items import Dataset, Items, TextItems
 from fastweights.data.named import NAMES, load
+from fastweights.data.own import read_pictures
 
-__all__ = ["NAMES", "Dataset", "Items", "TextItems", "load"]
+__all__ = ["NAMES", "Dataset", "Items", "TextItems", "load", "read_pictures"]

@@ -20,7 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from fastweights.data.images import SUFFIXES, ImageSplit, decode_all, open_images, opened, save_images
 from fastweights.data.items import UNKNOWN, Dataset
@@ -91,7 +93,7 @@ def prepare_images(path: Path, folder: Path, variant: str = "", progress: Report
         size = size or (GREY_SIZE if channels == 1 else COLOUR_SIZE)
 
         def decode(data: bytes, name: str) -> np.ndarray:
-            pixels = _decode(data, name, size, channels)
+            pixels = _decode(data, name, size, size, channels)
             return 255 - pixels if negative else pixels
 
         splits = {}
@@ -101,6 +103,30 @@ def prepare_images(path: Path, folder: Path, variant: str = "", progress: Report
             splits[split] = ImageSplit(values, [len(pictures) for pictures in classes.values()], list(classes))
     manifest = {"name": str(path.resolve()), "variant": variant, "size": size, "channels": channels}
     save_images(folder, splits, manifest)
+
+
+def read_pictures(paths: Iterable[Path | str], shape: Sequence[int], *, negative: bool = False) -> Tensor:
+    """Pictures in files as the items of one task: bytes (1, pictures, height, width, channels).
+
+    They are prepared as those of one's own datasets are, in the shape that a model takes (`item_shape` of its
+    settings); `negative` makes black on white the bright ink on dark paper that `strokes` and Omniglot have.
+    """
+    if isinstance(paths, (str, Path)):
+        raise UserError(f"read_pictures takes a list of files; write [{str(paths)!r}].")
+    if len(shape) != 3 or shape[2] not in (1, 3):
+        raise UserError(f"pictures have a height, a width and 1 or 3 channels, not the shape {tuple(shape)}.")
+    pixels = [_decode(_bytes_of(Path(path)), str(path), *shape) for path in paths]
+    if not pixels:
+        raise UserError("no pictures were named; read_pictures takes a list of files.")
+    items = torch.from_numpy(np.stack(pixels)).unsqueeze(0)
+    return 255 - items if negative else items
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); name a picture.") from None
 
 
 def _parse_variant(variant: str) -> tuple[int | None, int | None, bool]:
@@ -205,14 +231,15 @@ def _mostly_grey(files: Files, groups: Groups) -> bool:
     return grey * 2 > len(looked_at)
 
 
-def _decode(data: bytes, name: str, size: int, channels: int) -> np.ndarray:
+def _decode(data: bytes, name: str, height: int, width: int, channels: int) -> np.ndarray:
     with opened(data, name) as image:
         upright = _eight_bit(ImageOps.exif_transpose(image), name)
         if "A" in upright.getbands() or "transparency" in upright.info:
             upright = upright.convert("RGBA")
             upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
-        square = ImageOps.fit(upright.convert("L" if channels == 1 else "RGB"), (size, size), Image.Resampling.LANCZOS)
-        return np.asarray(square).reshape(size, size, channels)
+        grey_or_rgb = upright.convert("L" if channels == 1 else "RGB")
+        fitted = ImageOps.fit(grey_or_rgb, (width, height), Image.Resampling.LANCZOS)
+        return np.asarray(fitted).reshape(height, width, channels)
 
 
 def _eight_bit(image: Image.Image, name: str) -> Image.Image:
