@@ -67,7 +67,9 @@ def test_a_step_is_captured_anew_when_the_tasks_change():
     assert losses_over_a_change(True) == pytest.approx(losses_over_a_change(False), rel=1e-3)
 
 
-@pytest.mark.parametrize(("rule", "steps", "tolerance"), [("gradient", 12, 1e-3), ("gradient-log", 4, 5e-3)])
+@pytest.mark.parametrize(
+    ("rule", "steps", "tolerance"), [("gradient", 12, 1e-3), ("gradient1", 12, 1e-3), ("gradient-log", 4, 5e-3)]
+)
 def test_a_captured_step_of_the_gradient_rule_equals_a_plain_one(rule, steps, tolerance, monkeypatch):
     """By the fused kernels, captured and not, and by the plain path.
 

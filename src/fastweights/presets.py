@@ -29,21 +29,25 @@ def _fast_weights(encoder: str, rule: str, what: str, **more: Any) -> Preset:
     return Preset(what, {"encoder": encoder, "rule": rule, **more})
 
 
-_GRADIENT = "error gradients mapped to fast weights (section 3.3)"
+_GRADIENT = "error gradients mapped to fast weights, second-order (ours)"
+_GRADIENT_1 = "error gradients mapped to fast weights (section 3.3)"
 _NORMALISED = "class sums of unit length and a learned scale (ours)"
 _RESNET = {"width": 1024}
 _LSTM = {"layers": 2}
 
 PRESETS: dict[str, Preset] = {
     "fwcnn-hebb": _fast_weights("cnn", "hebb", "the paper's fwCNN (Hebb)", label_noise=0.01),
-    "fwcnn-gradient": _fast_weights("cnn", "gradient", f"the paper's fwCNN: {_GRADIENT}"),
+    "fwcnn-gradient": _fast_weights("cnn", "gradient", f"fwCNN: {_GRADIENT}"),
+    "fwcnn-gradient1": _fast_weights("cnn", "gradient1", f"the paper's fwCNN: {_GRADIENT_1}"),
     "fwcnn-normalised": _fast_weights("cnn", "normalised", f"fwCNN with {_NORMALISED}"),
     "fwcnn-optimal": _fast_weights("cnn", "optimal", "fwCNN with ridge regression for its memory (ours)"),
     "fwresnet-hebb": _fast_weights("resnet", "hebb", "the paper's fwResNet (Hebb)", **_RESNET),
-    "fwresnet-gradient": _fast_weights("resnet", "gradient", f"the paper's fwResNet: {_GRADIENT}", **_RESNET),
+    "fwresnet-gradient": _fast_weights("resnet", "gradient", f"fwResNet: {_GRADIENT}", **_RESNET),
+    "fwresnet-gradient1": _fast_weights("resnet", "gradient1", f"the paper's fwResNet: {_GRADIENT_1}", **_RESNET),
     "fwresnet-normalised": _fast_weights("resnet", "normalised", f"fwResNet with {_NORMALISED}", **_RESNET),
     "lstm-fwmlp-hebb": _fast_weights("lstm", "hebb", "the paper's LSTM + fwMLP (Hebb)", **_LSTM),
-    "lstm-fwmlp-gradient": _fast_weights("lstm", "gradient", f"the paper's LSTM + fwMLP: {_GRADIENT}", **_LSTM),
+    "lstm-fwmlp-gradient": _fast_weights("lstm", "gradient", f"LSTM + fwMLP: {_GRADIENT}", **_LSTM),
+    "lstm-fwmlp-gradient1": _fast_weights("lstm", "gradient1", f"the paper's LSTM + fwMLP: {_GRADIENT_1}", **_LSTM),
     "lstm-fwmlp-normalised": _fast_weights("lstm", "normalised", f"LSTM + fwMLP with {_NORMALISED}", **_LSTM),
     "matching-cnn": Preset("Matching Networks: cosine attention", {"system": "matching"}),
     "matching-lstm": Preset("Matching Networks: cosine attention", {"system": "matching", "encoder": "lstm", **_LSTM}),

@@ -156,7 +156,8 @@ class Gradient(Rule):
     g is an MLP 1-40-40-1 with leaky ReLU that maps every coordinate of the summed gradient by itself; `preprocessed`
     gives it each coordinate's logarithm and sign (Andrychowicz et al., 2016, p = 7) instead of the raw number. The
     gradient of a layer's weights is the summed outer product of its inputs and the errors at its outputs: Hebb's rule
-    with errors in the place of values. All of it, the errors included, is optimised through.
+    with errors in the place of values. All of it, the errors included, is optimised through; with `first_order`, as in
+    the paper, gradients are constants to the optimiser, which then learns g and the slow weights alone.
     Write n D E + 1680 D E (1720 preprocessed), read q D E, memory D E. The MLP's activations, some 160 D E floats, are
     computed in blocks and, where there are many, once more in the backward pass instead of being kept. `coordinates`
     does the same on a GPU in registers, in float32, if it is `fusible`; that can be differentiated once only.
@@ -171,9 +172,9 @@ class Gradient(Rule):
     fusible = True
     """Whether the fused kernels may be used where they can be."""
 
-    def __init__(self, preprocessed: bool = False) -> None:
+    def __init__(self, preprocessed: bool = False, first_order: bool = False) -> None:
         super().__init__()
-        self.preprocessed = preprocessed
+        self.preprocessed, self.first_order = preprocessed, first_order
         self.mlp = nn.Sequential(
             he_init(nn.Linear(2 if preprocessed else 1, self.HIDDEN), SLOPE),
             nn.LeakyReLU(SLOPE),
@@ -186,7 +187,8 @@ class Gradient(Rule):
         return {"memory": (inputs, outputs)}
 
     def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
-        return {"memory": self.map_gradient(memory.write(keys, signal))}
+        gradient = memory.write(keys, signal)
+        return {"memory": self.map_gradient(gradient.detach() if self.first_order else gradient)}
 
     def read(self, trace: Trace, queries: Tensor) -> Tensor:
         return memory.read(trace["memory"], queries)
@@ -227,5 +229,6 @@ RULES: dict[str, Callable[[], Rule]] = {
     "normalised": Normalised,
     "optimal": Optimal,
     "gradient": Gradient,
+    "gradient1": partial(Gradient, first_order=True),
     "gradient-log": partial(Gradient, preprocessed=True),
 }

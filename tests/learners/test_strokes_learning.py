@@ -13,10 +13,12 @@ SLOW_STARTERS = 450
 STEPS = {
     "fwcnn-hebb": SLOW_STARTERS,
     "fwcnn-gradient": SLOW_STARTERS,
+    "fwcnn-gradient1": SLOW_STARTERS,
     "fwcnn-normalised": SLOW_STARTERS,
     "fwcnn-optimal": 100,
     "fwresnet-hebb": 120,
     "fwresnet-gradient": 120,
+    "fwresnet-gradient1": 120,
     "fwresnet-normalised": 120,
     "matching-cnn": 100,
     "prototypical-cnn": 100,

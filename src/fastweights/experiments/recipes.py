@@ -112,13 +112,13 @@ BEST: dict[str, Changes] = {
     "omniglot-5way-5shot/fwcnn-hebb": Changes(
         {"steps": 32_000, "settle_steps": 4_000, "train_shot": 1, "new_classes": ("flip",), "train_on_validation": True}
     ),
-    "omniglot-5way-5shot/fwcnn-gradient": Changes({"steps": 16_000}),
+    "omniglot-5way-5shot/fwcnn-gradient*": Changes({"steps": 16_000}),
     "omniglot-20way-1shot/*": Changes({"steps": 12_000, "tasks_per_step": 32, "validate_every": 64_000}),
     "omniglot-20way-5shot/*": Changes(
         {"steps": 8_000, "tasks_per_step": 32, "train_queries": 5, "validate_every": 64_000}
     ),
     "omniglot-20way-5shot/fwcnn-hebb": Changes({"steps": 16_000, "settle_steps": 4_000}),
-    "omniglot-20way-5shot/fwcnn-gradient": Changes({"steps": 24_000, "settle_steps": 4_000}),
+    "omniglot-20way-5shot/fwcnn-gradient*": Changes({"steps": 24_000, "settle_steps": 4_000}),
     "mini-imagenet-*": Changes(
         {
             "augment": ("flip", "crop", "jitter"),
@@ -134,7 +134,7 @@ BEST: dict[str, Changes] = {
             "pretrain_label_smoothing": 0.1,
         }
     ),
-    "mini-imagenet-*/fwcnn-gradient": Changes({"steps": 3_000}),
+    "mini-imagenet-*/fwcnn-gradient*": Changes({"steps": 3_000}),
     "mini-imagenet-5way-1shot/fwcnn-hebb": Changes({"length_penalty": 10.0}),
     "mini-imagenet-5way-5shot/fwcnn-hebb": Changes(
         {
@@ -165,7 +165,7 @@ BEST: dict[str, Changes] = {
     "mini-imagenet-*/fwresnet-normalised": Changes(
         {"learning_rate": 1e-3, "encoder_rate": 0.1, "key_length": 3.0, "head_steps": 50}
     ),
-    "mini-imagenet-5way-5shot/fwresnet-gradient": Changes({"learning_rate": 1e-3, "encoder_rate": 0.1, "steps": 800}),
+    "mini-imagenet-5way-5shot/fwresnet-gradient*": Changes({"learning_rate": 1e-3, "encoder_rate": 0.1, "steps": 800}),
     "ptb-*": Changes(
         {
             "learning_rate": 1e-3,
