@@ -27,6 +27,7 @@ test-slow: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(READY)
 	$(BIN)/mypy

@@ -3,7 +3,7 @@
     python benchmarks/augmentation.py
 
 A mini-ImageNet step of 64 tasks is 5,120 images. The changes are drawn beforehand, so that resampling alone is timed;
-*augment* is all of it, with drawing, as a training step has it. The fastest launch belongs into `resampling.LAUNCH`.
+*augment* includes drawing, as in a training step. The fastest launch belongs into `kernels.resample.LAUNCH`.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from fastweights import bench
-from fastweights.augment import augment, draw_changes, plain_resample
-from fastweights.encoders import has_triton
+from fastweights.kernels.available import has_triton
+from fastweights.tasks.augment import augment, draw_changes, plain_resample
 
 JOBS: tuple[tuple[tuple[int, int, int, int], tuple[str, ...]], ...] = (
     ((5120, 84, 84, 3), ("flip", "crop")),
@@ -28,7 +28,7 @@ LAUNCHES = tuple((block, warps) for block in (128, 256, 512, 1024, 2048) for war
 
 
 def time_job(shape: tuple[int, ...], names: tuple[str, ...], runs: int, seconds: float) -> None:
-    from fastweights import resampling  # deferred: needs Triton
+    from fastweights.kernels import resample as resampling  # deferred: needs Triton
 
     device = torch.device("cuda")
     images = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)

@@ -8,7 +8,7 @@ errors against the plain path in float64: of the values, of the gradient at the 
 the parameters. Where an activation is next to zero rounding decides its slope, so with millions of coordinates the
 plain path in float32 has errors in its gradients too: those are the ones to compare with. Both kernels are launched
 alike, so the best backward launch is the one with the smallest difference of the two times;
-`fastweights.coordinates.LAUNCH` has one for each.
+`fastweights.kernels.coordinate_mlp.LAUNCH` has one for each.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from fastweights import bench
-from fastweights.encoders import has_triton
-from fastweights.rules import Gradient
+from fastweights.kernels.available import has_triton
+from fastweights.nn.rules import Gradient
 
 SIZES = ((64, 288, 288), (64, 64, 288))
 """Tasks, key width and value width: the memories of a training step on mini-ImageNet and on Omniglot."""
@@ -88,7 +88,7 @@ def measure_fused(
     """A line for each precision, block, number of warps and number of programs."""
     from triton.runtime.errors import OutOfResources  # deferred: needs Triton
 
-    from fastweights import coordinates
+    from fastweights.kernels import coordinate_mlp as coordinates
 
     used = coordinates.PRECISION, dict(coordinates.LAUNCH)
     yield measure(f"fused, as it is used ({used[0]})", mapping, exact, runs, seconds)

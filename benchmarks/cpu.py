@@ -21,14 +21,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights import bench
-from fastweights.encoders import images_to_float
-from fastweights.episodes import Episode, EpisodeSampler
-from fastweights.layers import SLOPE
 from fastweights.learners import Learner, build_learner
-from fastweights.objectives import MetaObjective
-from fastweights.presets import preset
-from fastweights.settings import TrainSettings
-from fastweights.steps import Rate, TrainStep
+from fastweights.learners.registry import preset
+from fastweights.nn.encoders import images_to_float
+from fastweights.nn.init import SLOPE
+from fastweights.tasks.episodes import Episode, EpisodeSampler
+from fastweights.training.objectives import MetaObjective
+from fastweights.training.settings import TrainSettings
+from fastweights.training.step import Rate, TrainStep
 
 FORMATS = ("as is", "channels-last", "planar")
 SHAPE, WAY, QUERIES, TASKS = (28, 28, 1), 5, 10, 4
@@ -97,7 +97,7 @@ def planar(images: Tensor) -> Tensor:
 
 
 def time_in_turns(threads: Sequence[int], repeats: int) -> dict[tuple[int, str], dict[str, list[float]]]:
-    """Milliseconds of every work, by threads and format, one per turn."""
+    """Milliseconds of each kind of work, by threads and format, one per turn."""
     work = {layout: make_work(layout) for layout in FORMATS}
     times = {(n, layout): {name: [] for name in work[layout]} for n in threads for layout in FORMATS}
     for _ in range(repeats):
@@ -110,7 +110,7 @@ def time_in_turns(threads: Sequence[int], repeats: int) -> dict[tuple[int, str],
 
 
 def _milliseconds(work: Work, count: int, graded: bool) -> float:
-    """Of one call; the first is not timed, as it finds the caches full of whatever was done before."""
+    """Of one call; the first is not timed, since its caches are cold."""
     with torch.set_grad_enabled(graded):
         work()
         start = time.perf_counter()

@@ -2,7 +2,7 @@
 
     python benchmarks/evaluation.py [--tasks 500] [--device cpu]
 
-Noise in the place of Omniglot's test characters, 423 classes of 20 drawings; the same tasks both ways, in turn.
+Noise in place of Omniglot's test characters, 423 classes of 20 drawings; the same tasks both ways, in turn.
 """
 
 import argparse
@@ -17,21 +17,21 @@ from torch import Tensor
 
 from fastweights import bench
 from fastweights.data.items import Dataset, Items
-from fastweights.devices import find_device
-from fastweights.episodes import EvaluationTasks
 from fastweights.evaluation import evaluate
 from fastweights.learners import Learner, build_learner
-from fastweights.learners.base import State
-from fastweights.precision import choose_precision
-from fastweights.presets import preset
-from fastweights.training import accelerated
+from fastweights.learners.checks import State
+from fastweights.learners.registry import preset
+from fastweights.tasks.episodes import EvaluationTasks
+from fastweights.training.loop import accelerated
+from fastweights.utils.devices import find_device
+from fastweights.utils.precision import choose_precision
 
 CLASSES, DRAWINGS, SHAPE = 423, 20, (28, 28, 1)
 WAY, SHOT, QUERIES = 5, 1, 10
 
 
 class TaskByTask(Learner):
-    """A learner of which nothing is known but how it is described a task and asked."""
+    """A learner of which only `describe` and `predict` are known."""
 
     def __init__(self, learner: Learner) -> None:
         super().__init__()
@@ -50,15 +50,15 @@ def measure(name: str, tasks: int, device: torch.device, precision: str, repeats
     drawings = torch.randint(0, 256, (CLASSES * DRAWINGS, *SHAPE), dtype=torch.uint8)
     items = Items(drawings, torch.arange(CLASSES + 1) * DRAWINGS)
     dataset = Dataset("noise", {"test": items}, content_hash="noise")
-    asked = EvaluationTasks(dataset, "test", way=WAY, shot=SHOT, queries=QUERIES, tasks=tasks)
+    drawn = EvaluationTasks(dataset, "test", way=WAY, shot=SHOT, queries=QUERIES, tasks=tasks)
     settings = preset(name, dataset="omniglot", item_shape=SHAPE, vocabulary=0, way=WAY, shot=SHOT)
     learner, items = accelerated(build_learner(settings).to(device)), items.to(device)
-    evaluate(learner, items, asked, precision)  # draws the tasks, which are kept, and wakes the machine up
+    evaluate(learner, items, drawn, precision)  # draws the tasks, which are kept, and warms up the machine
     seconds: dict[str, list[float]] = {"by_task_s": [], "by_keys_s": []}
     for _ in range(repeats):
         for way, one in (("by_task_s", TaskByTask(learner)), ("by_keys_s", learner)):
             start = time.perf_counter()
-            evaluate(one, items, asked, precision)
+            evaluate(one, items, drawn, precision)
             seconds[way].append(round(time.perf_counter() - start, 4))
     return {
         "job": f"evaluation: omniglot {WAY}-way {SHOT}-shot {QUERIES} queries",

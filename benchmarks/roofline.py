@@ -3,8 +3,8 @@
     python benchmarks/roofline.py [--terabytes 4.3]
 
 mini-ImageNet's shapes, 5-way 1-shot with 15 queries: 80 images of 84x84x3 bytes, five layers of 32 filters in bfloat16.
-Every kernel of `fastweights.kernels` reads its inputs and writes its outputs once; what it reads again is taken to come
-from the cache. A product of a and b with n summands counts 2 n.
+Every kernel of `fastweights.kernels.cnn` reads its inputs and writes its outputs once; what it reads again is taken to
+come from the cache. A product of a and b with n summands counts 2 n.
 """
 
 import argparse

@@ -19,13 +19,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fastweights import bench
-from fastweights.devices import find_device
-from fastweights.files import replacing
 from fastweights.learners import Learner, build_learner
-from fastweights.learners.base import items_at_once
-from fastweights.precision import autocast, choose_precision
-from fastweights.presets import preset
-from fastweights.training import accelerated
+from fastweights.learners.registry import preset
+from fastweights.training.loop import accelerated
+from fastweights.utils.devices import find_device, items_at_once
+from fastweights.utils.files import replacing
+from fastweights.utils.precision import autocast, choose_precision
 
 LEARNERS = ("fwcnn-hebb", "prototypical-cnn", "matching-cnn")
 SHOTS = (1, 10, 100, 1_000, 10_000)
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = find_device(options.device)
     precision = choose_precision(options.precision, device)
-    measure(LEARNERS[0], 1, device, precision, 1, 10 * options.seconds)  # wakes the machine up
+    measure(LEARNERS[0], 1, device, precision, 1, 10 * options.seconds)  # warms up the machine
     lines = []
     for name in LEARNERS:
         for shot in (n for n in SHOTS if n <= options.most):

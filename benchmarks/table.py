@@ -1,6 +1,6 @@
 """The record as tables in Markdown: `python benchmarks/table.py` prints them, `--write` puts them into README.md.
 
-With `--write` the paper's timing figure is drawn anew, too, from the same lines.
+With `--write` the paper's timing figure is drawn, too, from the same lines.
 """
 
 import statistics

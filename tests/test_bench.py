@@ -9,14 +9,22 @@ from PIL import Image
 from rich.console import Console
 
 from fastweights import bench
-from fastweights.errors import UserError
+from fastweights.cli.bench import table
+from fastweights.learners import preset
+from fastweights.utils.errors import UserError
 
 JOB = bench.Job("omniglot", way=3, shot=1, queries=1, tasks=2)
 
 
+def measure(name, changes, runs):
+    shape, vocabulary = bench.shape_of(JOB.dataset)
+    about = {"dataset": JOB.dataset, "item_shape": shape, "vocabulary": vocabulary, "way": JOB.way, "shot": JOB.shot}
+    return bench.measure(name, preset(name, **about, **changes), JOB, torch.device("cpu"), "float32", runs, changes)
+
+
 @pytest.fixture(scope="module")
 def line():
-    return bench.measure("fwcnn-hebb", JOB, torch.device("cpu"), "float32", runs=2, filters=8, layers=3, width=16)
+    return measure("fwcnn-hebb", {"filters": 8, "layers": 3, "width": 16}, runs=2)
 
 
 def test_a_line_holds_every_phase_with_its_runs(line):
@@ -40,7 +48,7 @@ def test_the_record_grows_and_the_figure_is_drawn(line, tmp_path):
         assert picture.width > 300
     bench.draw([line], tmp_path / "timing.svg")
     assert "<svg" in (tmp_path / "timing.svg").read_text()
-    assert bench.table([line]).row_count == 1
+    assert table([line]).row_count == 1
 
 
 def test_time_runs_measures_what_is_done():
@@ -54,7 +62,7 @@ def test_time_runs_measures_what_is_done():
 
 def test_unknown_shapes_are_refused():
     with pytest.raises(UserError, match="mini-imagenet"):
-        bench.measure("fwcnn-hebb", bench.Job("cats"), torch.device("cpu"), "float32")
+        bench.random_items("cats", 2, torch.device("cpu"))
 
 
 def test_the_memory_is_timed_apart(line):
@@ -66,7 +74,7 @@ def test_the_memory_is_timed_apart(line):
 
 def test_a_learner_without_keys_has_no_such_time():
     changes = {"filters": 8, "layers": 2, "inner_steps": 1}
-    line = bench.measure("maml-cnn", JOB, torch.device("cpu"), "float32", runs=1, **changes)
+    line = measure("maml-cnn", changes, runs=1)
     assert line["memory_ms"] is line["memory_share"] is None
     assert "-" in bench.cells(line)
 
@@ -76,7 +84,7 @@ def test_the_table_fits_a_narrow_terminal_and_reads_old_lines(line, width):
     old = {name: value for name, value in line.items() if not name.startswith("memory")}
     peer = {**line, "learner": "a library with a long name 1.2.3", "precision": "bfloat16"}
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(bench.table([line, old, peer]))
+    console.print(table([line, old, peer]))
     text = console.export_text()
     assert all(len(row) <= width for row in text.splitlines())
     assert "…" not in text

@@ -10,7 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from fastweights import bench
-from fastweights.errors import UserError
+from fastweights.cli.bench import table
+from fastweights.learners import build_learner, preset
+from fastweights.utils.errors import UserError
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 JOB = bench.Job("omniglot", way=3, shot=1, queries=2, tasks=2)
@@ -64,7 +66,7 @@ def test_peers_are_timed_where_they_are_and_named_where_not(tmp_path, monkeypatc
     assert line["learner"] == "easyfsl 9.8 ProtoNet"
     assert line["job"] == JOB.name
     assert line["tasks_at_once"] == 1
-    assert bench.table([line]).row_count == 1
+    assert table([line]).row_count == 1
     bench.draw([line], tmp_path / "timing.png")
     assert len(said) == 1
     assert "learn2learn cannot be imported here" in said[0]
@@ -114,8 +116,8 @@ def test_an_evaluation_is_timed_both_ways(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["fwcnn-hebb", "prototypical-cnn", "matching-cnn"])
 def test_describing_in_pieces_is_describing_at_once(name):
-    settings = bench.preset(name, dataset="omniglot", item_shape=(28, 28, 1), vocabulary=0, way=5, shot=3, filters=8)
-    learner = bench.build_learner(settings).eval()
+    settings = preset(name, dataset="omniglot", item_shape=(28, 28, 1), vocabulary=0, way=5, shot=3, filters=8)
+    learner = build_learner(settings).eval()
     x = torch.randint(0, 256, (1, 15, 28, 28, 1), dtype=torch.uint8)
     y = torch.arange(5).repeat(3).unsqueeze(0)
     with torch.no_grad():

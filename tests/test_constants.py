@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fastweights.augment import GREY, augment, draw_changes
-from fastweights.encoders import CNN, ResNet
-from fastweights.layers import FastLinear
-from fastweights.learners import Matching
+from fastweights.learners.matching import Matching
+from fastweights.nn.encoders import CNN, ResNet
+from fastweights.nn.layers import FastLinear
+from fastweights.tasks.augment import GREY, augment, draw_changes
 
 MANY = 20_000
 
@@ -27,8 +27,8 @@ def assert_spans(values: torch.Tensor, low: float, high: float) -> None:
     assert high - near <= values.max() <= high + 1e-5
 
 
-def test_affine_maps_turn_scale_shear_and_shift_as_far_as_is_said():
-    """A map is a shift after a turn by some angle after a stretch [[wide, shear], [0, tall]]."""
+def test_affine_maps_rotate_scale_shear_and_shift_as_far_as_is_said():
+    """A map is a shift after a rotation after a stretch [[wide, shear], [0, tall]]."""
     maps = maps_by("affine")
     angle = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
     cos, sin = angle.cos(), angle.sin()
@@ -84,7 +84,7 @@ def test_jitter_multiplies_brightness_contrast_and_saturation_by_0_6_to_1_4():
 @pytest.mark.parametrize("factors", [(1.0, 1.0, 0.0), (1.0, 0.0, 1.0)], ids=["no saturation", "no contrast"])
 def test_of_an_image_of_one_colour_its_brightness_is_left(monkeypatch, factors):
     drawn = iter(factors)
-    monkeypatch.setattr("fastweights.augment._uniform", lambda count, *_: torch.full((count,), next(drawn)))
+    monkeypatch.setattr("fastweights.tasks.augment._uniform", lambda count, *_: torch.full((count,), next(drawn)))
     pure = 200 * torch.eye(3, dtype=torch.uint8).view(3, 1, 1, 3).expand(3, 4, 4, 3)  # red, green and blue
     brightness = (200 * torch.tensor([0.299, 0.587, 0.114])).round().to(torch.uint8)
     assert torch.equal(augment(pure, ("jitter",)), brightness.view(3, 1, 1, 1).expand(3, 4, 4, 3))
@@ -97,11 +97,12 @@ def test_the_brightness_of_colours_is_written_as_usual():
 def test_leaky_relus_have_the_slopes_that_are_named():
     """0.2 in the CNN and in layers with fast weights, 0.1 in the ResNet."""
     assert FastLinear(1, 1, 1).activate(torch.tensor([-1.0, 1.0])).tolist() == pytest.approx([-0.2, 1.0])
-    cnn = CNN((2, 2, 1), filters=1, layers=1, batch_norm=0, bias=True)
-    resnet = ResNet((2, 2, 1), blocks=(1,), features=1, features_norm=False).eval()
+    cnn = CNN((2, 2, 1), filters=1, layers=1, batch_norm=0)
+    resnet = ResNet((2, 2, 1), blocks=(1,), features=1).eval()
+    resnet.norm = nn.Identity()
     with torch.no_grad():
         cnn.convolutions[0].weight.zero_()
-        cnn.convolutions[0].bias.fill_(-1.0)
+        cnn.convolutions[0].weight[0, 0, 1, 1] = -1.0
         for convolution in (*resnet.blocks[0].convolutions[::3], resnet.blocks[0].shortcut, resnet.mix):
             convolution.weight.zero_()
         resnet.blocks[0].shortcut.weight.fill_(1.0)

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from fastweights import evaluation
-from fastweights.encoders import CNN
-from fastweights.episodes import EvaluationTasks
-from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation, SharedKeys, evaluate
-from fastweights.learners import MAML, Learner, Matching, Prototypical
+from fastweights.learners import Learner
 from fastweights.learners.fast_weights import FastWeights
-from fastweights.learners.maml import adapt_by_task
+from fastweights.learners.maml import MAML, adapt_by_task
+from fastweights.learners.matching import Matching
+from fastweights.learners.prototypical import Prototypical
+from fastweights.nn.encoders import CNN
+from fastweights.tasks.episodes import EvaluationTasks
+from fastweights.utils.errors import UserError
 
 
 class CountingCNN(CNN):
@@ -52,19 +54,19 @@ def tasks_of(dataset, tasks: int = 150) -> EvaluationTasks:
 
 
 def test_items_of_another_split_are_refused(dataset):
-    with pytest.raises(UserError, match="about the items of another split"):
+    with pytest.raises(UserError, match="drawn from another split"):
         evaluate(LEARNERS["nearest mean"](), dataset.splits["train"], tasks_of(dataset, 2))
 
 
-def test_answers_that_are_no_numbers_are_not_counted(dataset):
+def test_nan_answers_are_not_counted(dataset):
     learner = LEARNERS["fast weights"]()
     torch.nn.init.constant_(learner.output.slow.weight, torch.nan)
-    with pytest.raises(UserError, match="answers are no numbers in float32"):
+    with pytest.raises(UserError, match="answers are NaN in float32"):
         evaluate(learner, dataset.splits["test"], tasks_of(dataset, 2))
 
 
 def one_by_one(learner: Learner, dataset, tasks: EvaluationTasks) -> list[float]:
-    """Every task described and asked alone."""
+    """Every task described and answered alone."""
     learner.eval()
     shares = []
     for positions in torch.cat(list(tasks)):
@@ -120,14 +122,14 @@ def test_a_learner_is_left_in_its_mode_whatever_happens(dataset) -> None:
     assert learner.training
 
 
-def test_wrong_questions_are_named(dataset) -> None:
+def test_impossible_evaluation_tasks_are_refused(dataset) -> None:
     with pytest.raises(UserError, match="no split 'exam'; there are train, val, test"):
         EvaluationTasks(dataset, "exam", way=3, shot=1, queries=1, tasks=1)
-    with pytest.raises(UserError, match="at least 1 task"):
+    with pytest.raises(UserError, match="tasks must be at least 1, not 0"):
         EvaluationTasks(dataset, "test", way=3, shot=1, queries=1, tasks=0)
 
 
-def test_a_copy_of_own_data_is_asked_the_same(dataset) -> None:
+def test_a_copy_of_own_data_has_the_same_tasks(dataset) -> None:
     here, there = (
         EvaluationTasks(replace(dataset, name=name), "test", way=3, shot=1, queries=1, tasks=5)
         for name in ("/here/pictures", "/there/pictures")

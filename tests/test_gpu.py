@@ -4,19 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import blobs
+from support import blobs
 
 from fastweights.data.items import Dataset
-from fastweights.encoders import CNN, ResNet
-from fastweights.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.evaluation import evaluate
 from fastweights.learners import build_learner
-from fastweights.objectives import MetaObjective
-from fastweights.precision import autocast
-from fastweights.rules import RULES, Gradient
-from fastweights.settings import LearnerSettings, TrainSettings
-from fastweights.steps import Rate, TrainStep
-from fastweights.training import Training, resume
+from fastweights.learners.registry import LearnerSettings
+from fastweights.nn.encoders import CNN, ResNet
+from fastweights.nn.rules import RULES, Gradient
+from fastweights.tasks.episodes import EpisodeSampler, EvaluationTasks
+from fastweights.training.loop import Training, resume
+from fastweights.training.objectives import MetaObjective
+from fastweights.training.settings import TrainSettings
+from fastweights.training.step import Rate, TrainStep
+from fastweights.utils.precision import autocast
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -177,9 +178,8 @@ def test_an_evaluation_by_shared_keys_agrees_with_the_cpu(precision):
 def test_maml_by_its_own_layers_equals_the_plain_ones(encoder, monkeypatch):
     """Answers and meta-gradients, in float32, on a GPU and on a CPU."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # a ResNet's 1x1 convolutions would round to 10 bits
-    settings = replace(
-        NARROW, system="maml", encoder=encoder, item_shape=(8, 8, 3), blocks=(16, 24), features=32, conv_bias=True
-    )
+    chosen = {"blocks": (16, 24), "features": 32} if encoder == "resnet" else {}
+    settings = replace(NARROW, system="maml", encoder=encoder, item_shape=(8, 8, 3), **chosen)
     torch.manual_seed(0)
     learner = build_learner(settings)
     images = torch.randint(0, 256, (3, 20, 8, 8, 3), dtype=torch.uint8)

@@ -4,17 +4,16 @@ import matplotlib.axes
 import matplotlib.figure
 import pytest
 import torch
-from conftest import blobs
 from experiments.conftest import made_up
+from support import blobs
 
-from fastweights.episodes import EpisodeSampler
-from fastweights.experiments import figures
-from fastweights.experiments.compare import Difference, Measured
-from fastweights.experiments.tables import ABLATION
-from fastweights.learners import PixelNearestNeighbour, build_learner
+from fastweights.experiments.report import figures
+from fastweights.learners import build_learner
 from fastweights.learners.fast_weights import part
+from fastweights.learners.pixels import PixelNearestNeighbour
+from fastweights.learners.registry import LearnerSettings
 from fastweights.pictures import draw_task
-from fastweights.settings import LearnerSettings
+from fastweights.tasks.episodes import EpisodeSampler
 
 SETTINGS = LearnerSettings(item_shape=(8, 8, 1), filters=8)
 
@@ -62,26 +61,6 @@ def test_names_that_cannot_be_read_are_left_out(tmp_path, drawn, way, name):
     task = EpisodeSampler(blobs(50, 2, 0), way, 1, 1).draw(1)
     draw_task(PixelNearestNeighbour(), task, tmp_path / "task.png", names=[name] * way)
     assert drawn["set_xlabel"] == []
-
-
-def test_bars_are_as_long_as_their_numbers(drawn):
-    measured = [Measured((made_up(right=right)[0],)) for right in ((3, 4, 5, 2), (2, 2, 3, 2))]
-    figures.ablation_bars(list(zip(ABLATION, measured, strict=False)))
-    (_, lengths), options = drawn["barh"][0]
-    assert lengths == [70.0, 45.0]
-    assert options["xerr"] == [m.ci95 for m in measured]
-
-
-def test_bars_of_differences_say_which_way_and_how_far(drawn):
-    found = {"no-dropout": Difference(-9.5, 0.7, 10, 1), "no-averaging": Difference(0.1, 0.2, 10, 1)}
-    picture = figures.difference_bars({"text": found, "images": {"no-turns": Difference(-1.0, 0.1, 10, 1)}})
-    (first, options), (second, _) = drawn["barh"]
-    assert first == (["no dropout", "no averaging"], [-9.5, 0.1])
-    assert options["xerr"] == [0.7, 0.2]
-    assert options["color"] == [figures.BAR_COLOURS["red"], figures.BAR_COLOURS["green"]]
-    assert second == (["no turns"], [-1.0])
-    assert "-9.50 -->" in picture
-    assert "\n " not in picture  # indentation was a sixth of the page
 
 
 def test_curves_go_through_the_points_of_the_record(drawn):

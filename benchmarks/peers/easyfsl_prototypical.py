@@ -10,7 +10,7 @@ from peer import draw_task, find_device, job_of, load, parse, time_and_print
 from torch import Tensor, nn
 
 from fastweights.bench import SHAPES
-from fastweights.encoders import CNN
+from fastweights.nn.encoders import CNN
 
 
 class Backbone(nn.Module):

@@ -13,7 +13,7 @@ from fastweights.bench import SHAPES
 
 
 def network(shape: tuple[int, ...], way: int, filters: int = 32) -> nn.Module:
-    """The network of Finn et al. (2017) for mini-ImageNet; batch norm uses the batch at hand, as theirs does."""
+    """The network of Finn et al. (2017) for mini-ImageNet; batch norm by the batch, as theirs does."""
     layers: list[nn.Module] = []
     channels = shape[2]
     for _ in range(4):

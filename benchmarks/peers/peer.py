@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fastweights import bench
-from fastweights.devices import find_device
-from fastweights.episodes import Episode, EpisodeSampler
+from fastweights.tasks.episodes import Episode, EpisodeSampler
+from fastweights.utils.devices import find_device
 
 
 def parse(description: str) -> argparse.ArgumentParser:

@@ -1,5 +1,5 @@
 """python -m fastweights"""
 
-from fastweights.cli import main
+from fastweights.cli.main import main
 
 main()

@@ -1,41 +1,39 @@
 """How fast a learner is: training and inference in ms per task, description and prediction apart.
 
-Times are of the very code that trains and serves, on random items of the right shape. On a GPU they come from CUDA
-events around replays of a CUDA graph; several runs in a row give the spread.
+The code that trains and serves is timed on random items of the right shape: on a GPU by CUDA events around replays of a
+CUDA graph, in several runs, which give the spread.
 """
 
+import itertools
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+import timeit
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from rich import box
-from rich.table import Table
 
 from fastweights.data.items import Items, TextItems
-from fastweights.episodes import EpisodeSampler
-from fastweights.errors import UserError
-from fastweights.files import append_lines, picture_format, read_lines, replacing
-from fastweights.learners import Learner, build_learner
-from fastweights.learners.base import KeyLearner
-from fastweights.objectives import MetaObjective, score
-from fastweights.precision import autocast
-from fastweights.presets import preset
-from fastweights.settings import TrainSettings
-from fastweights.steps import Rate, TrainStep
-from fastweights.training import accelerated
+from fastweights.learners.base import KeyLearner, Learner
+from fastweights.learners.registry import LearnerSettings, build_learner
+from fastweights.tasks.episodes import Episode, EpisodeSampler
+from fastweights.training.loop import accelerated, capturable
+from fastweights.training.objectives import MetaObjective, score
+from fastweights.training.settings import TrainSettings
+from fastweights.training.step import Rate, TrainStep
+from fastweights.utils.devices import device_name
+from fastweights.utils.errors import UserError, unknown
+from fastweights.utils.files import append_lines, picture_format, read_lines, replacing
+from fastweights.utils.precision import autocast
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 """Scripts that time other libraries on a job; in a checkout of the repository only."""
@@ -44,10 +42,10 @@ MEASURED = ("train", "inference", "describe", "predict")
 
 @dataclass(frozen=True)
 class Job:
-    """What is timed: tasks of a shape, some at once."""
+    """What is timed: batches of tasks of a shape."""
 
     dataset: str = "mini-imagenet"
-    """Whose shapes: a key of `SHAPES`."""
+    """A key of `SHAPES`."""
     way: int = 5
     shot: int = 1
     queries: int = 15
@@ -68,48 +66,44 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 """Shape of an item and size of the vocabulary (0: images)."""
 
 
+def shape_of(dataset: str) -> tuple[tuple[int, ...], int]:
+    """Shape of an item and size of the vocabulary of a dataset."""
+    if dataset not in SHAPES:
+        raise unknown("dataset with known shapes called", dataset, SHAPES)
+    return SHAPES[dataset]
+
+
 def random_items(dataset: str, each: int, device: torch.device, classes: int = 64) -> Items:
     """Noise in the shape of a dataset."""
-    if dataset not in SHAPES:
-        raise UserError(f"no shapes are known for {dataset!r}; there are {', '.join(SHAPES)}.")
-    (*shape,), vocabulary = SHAPES[dataset]
+    shape, vocabulary = shape_of(dataset)
+    size, offsets = (classes * each, *shape), torch.arange(classes + 1) * each
     generator = torch.Generator().manual_seed(0)
-    offsets = torch.arange(classes + 1) * each
     if not vocabulary:
-        values = torch.randint(0, 256, (classes * each, *shape), dtype=torch.uint8, generator=generator)
-        return Items(values, offsets).to(device)
-    sentences = torch.randint(classes + 3, vocabulary, (classes * each, *shape), dtype=torch.int32, generator=generator)
+        return Items(torch.randint(0, 256, size, dtype=torch.uint8, generator=generator), offsets).to(device)
+    sentences = torch.randint(classes + 3, vocabulary, size, dtype=torch.int32, generator=generator)
     targets = torch.arange(3, classes + 3, dtype=torch.int32).repeat_interleave(each)
     sentences[:, 0] = targets
-    return TextItems(
-        sentences, offsets, (), torch.arange(classes * each), targets, torch.arange(vocabulary, dtype=torch.int32)
-    ).to(device)
+    visible = torch.arange(vocabulary, dtype=torch.int32)
+    return TextItems(sentences, offsets, (), torch.arange(len(targets)), targets, visible).to(device)
 
 
 def measure(
-    learner_name: str, job: Job, device: torch.device, precision: str, runs: int = 5, **changes: Any
+    name: str,
+    model: LearnerSettings | Learner,
+    job: Job,
+    device: torch.device,
+    precision: str,
+    runs: int = 5,
+    changes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Time one learner on one job: a line for the record."""
-    items = random_items(job.dataset, job.shot + job.queries, device)
-    shape, vocabulary = SHAPES[job.dataset]
-    settings = preset(
-        learner_name,
-        dataset=job.dataset,
-        item_shape=shape,
-        vocabulary=vocabulary,
-        way=job.way,
-        shot=job.shot,
-        **changes,
-    )
-    learner = accelerated(build_learner(settings).to(device))
-    sampler = EpisodeSampler(items, job.way, job.shot, job.queries)
+    built = model if isinstance(model, Learner) else build_learner(model)
+    learner = accelerated(built.to(device))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    times = _time_training(learner, sampler, job, precision, device, runs)
-    if isinstance(learner, KeyLearner):
-        times |= _time_memory(learner, job, device, runs)
-    times |= _time_phases(learner, sampler, job, precision, device, runs)
-    return record(learner_name, job, times, device, precision, changes)
+    works = _works(learner, job, precision, device)
+    times = {work: [ms / job.tasks for ms in time_runs(do, device, runs)] for work, do in works}
+    return record(name, job, times, device, precision, changes)
 
 
 def record(
@@ -120,7 +114,7 @@ def record(
     precision: str,
     changes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A line for the record: ms per task of everything `MEASURED`, and perhaps of the memory alone."""
+    """A line for the record: ms per task of everything `MEASURED`, and of the memory alone if it was timed."""
     memory, train = times.get("memory"), statistics.median(times["train"])
     peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
     return {
@@ -128,8 +122,8 @@ def record(
         "learner": learner_name,
         "changes": changes or {},
         "tasks_at_once": job.tasks,
-        **{f"{name}_ms": _rounded(times[name]) for name in MEASURED},
-        "memory_ms": memory and _rounded(memory),
+        **{f"{name}_ms": [round(ms, 6) for ms in times[name]] for name in MEASURED},
+        "memory_ms": memory and [round(ms, 6) for ms in memory],
         "memory_share": memory and round(statistics.median(memory) / train, 4),
         "train_tasks_per_second": round(1000 / train, 1),
         "inference_tasks_per_second": round(1000 / statistics.median(times["inference"]), 1),
@@ -140,91 +134,64 @@ def record(
     }
 
 
-def _rounded(times: Sequence[float]) -> list[float]:
-    return [round(ms, 6) for ms in times]
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-
-
-def _time_training(
-    learner: Learner, sampler: EpisodeSampler, job: Job, precision: str, device: torch.device, runs: int
-) -> dict[str, list[float]]:
+def _works(learner: Learner, job: Job, precision: str, device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What is timed, each made ready when the one before is done."""
+    sampler = EpisodeSampler(random_items(job.dataset, job.shot + job.queries, device), job.way, job.shot, job.queries)
     learner.train()
     settings = TrainSettings(tasks_per_step=job.tasks, precision=precision)
-    step = TrainStep(
-        MetaObjective(learner, sampler, settings),
-        [(1.0, learner.parameters())],
-        Rate(settings.learning_rate),
-        seed="bench",
-        device=device,
-        graph=not isinstance(sampler.items, TextItems),
-    )
-    numbers = iter(range(10**9))
-
-    def once() -> None:
-        step(next(numbers), 0.0)
-
+    objective, rate = MetaObjective(learner, sampler, settings), Rate(settings.learning_rate)
+    parts = [(1.0, learner.parameters())]
+    step = TrainStep(objective, parts, rate, seed="bench", device=device, graph=capturable(learner))
+    numbers = itertools.count()
     for _ in range(5):
-        once()
+        step(next(numbers), 0.0)
     step.metrics()
-    times = [ms / job.tasks for ms in time_runs(once, device, runs)]
+    yield "train", lambda: step(next(numbers), 0.0)
     step.metrics()
-    return {"train": times}
+    if learner.by_keys:
+        assert isinstance(learner, KeyLearner)
+        yield "memory", captured(_memory(learner, job, device), device)
+    learner.eval()
+    for name, phase in _phases(learner, sampler, job, precision, device).items():
+        yield name, captured(phase, device)
 
 
-def _time_memory(learner: KeyLearner, job: Job, device: torch.device, runs: int) -> dict[str, list[float]]:
-    """Writing and reading the fast weights, and the loss: a training step without its encoder and its optimiser.
-
-    Forward and backward, from ready-made keys to the gradients at the keys and at the weights behind them. An upper
-    bound, as the slow path beside the fast one is in it.
-    """
-    learner.train()
+def _memory(learner: KeyLearner, job: Job, device: torch.device) -> Callable[[], Any]:
+    """Forward and backward above the encoder: fast weights, loss, gradients at keys and weights; with the slow path."""
     support, width = job.way * job.shot, int(learner.encoder.width)  # type: ignore[arg-type]
     keys = torch.randn(job.tasks, support, width, device=device, requires_grad=True)
     queries = torch.randn(job.tasks, job.way * job.queries, width, device=device, requires_grad=True)
     classes = torch.arange(job.way, device=device)
-    labels, questions = (classes.repeat_interleave(n).expand(job.tasks, -1) for n in (job.shot, job.queries))
+    support_y, query_y = (classes.repeat_interleave(n).expand(job.tasks, -1) for n in (job.shot, job.queries))
     slow = set(learner.encoder.parameters())
     inputs = [keys, queries, *(p for p in learner.parameters() if p not in slow)]
 
     def once() -> Any:
-        logits = learner.answer(learner.bind(keys, labels, job.way), queries)
-        loss, right = score(logits.flatten(0, 1), questions.flatten(), 0.0)
+        logits = learner.answer(learner.bind(keys, support_y, job.way), queries)
+        loss, right = score(logits.flatten(0, 1), query_y.flatten(), 0.0)
         return torch.autograd.grad(loss, inputs, allow_unused=True), right
 
-    return {"memory": [ms / job.tasks for ms in time_runs(captured(once, device), device, runs)]}
+    return once
 
 
-def _time_phases(
-    learner: Learner, sampler: EpisodeSampler, job: Job, precision: str, device: torch.device, runs: int
-) -> dict[str, list[float]]:
-    learner.eval()
+def _phases(
+    learner: Learner, sampler: EpisodeSampler, job: Job, precision: str, device: torch.device
+) -> dict[str, Callable[[], Any]]:
     episode = sampler.draw(job.tasks)
 
-    def describe() -> Any:
+    def describe(task: Episode = episode) -> Any:
         with torch.no_grad(), autocast(precision, device):
-            return learner.describe(episode.support_x, episode.support_y, episode.way)
+            return learner.describe(task.support_x, task.support_y, task.way)
 
-    state = describe()
-
-    def predict() -> Any:
+    def predict(state: Any, task: Episode = episode) -> Any:
         with torch.no_grad(), autocast(precision, device):
-            return learner.predict(state, episode.query_x)
+            return learner.predict(state, task.query_x)
 
-    def both() -> Any:
-        with torch.no_grad(), autocast(precision, device):
-            drawn = sampler.draw(job.tasks)
-            return learner.predict(learner.describe(drawn.support_x, drawn.support_y, drawn.way), drawn.query_x)
+    def inference() -> Any:
+        task = sampler.draw(job.tasks)
+        return predict(describe(task), task)
 
-    phases = {"inference": both, "describe": describe, "predict": predict}
-    return {
-        name: [ms / job.tasks for ms in time_runs(captured(phase, device), device, runs)]
-        for name, phase in phases.items()
-    }
+    return {"inference": inference, "describe": describe, "predict": partial(predict, describe())}
 
 
 def captured(work: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
@@ -256,10 +223,7 @@ def time_runs(work: Callable[[], Any], device: torch.device, runs: int, seconds:
 
 def _time(work: Callable[[], Any], device: torch.device, count: int) -> float:
     if device.type != "cuda":
-        start = time.perf_counter()
-        for _ in range(count):
-            work()
-        return 1000 * (time.perf_counter() - start) / count
+        return 1000 * timeit.timeit(work, number=count) / count
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     before.record()
     for _ in range(count):
@@ -270,27 +234,27 @@ def _time(work: Callable[[], Any], device: torch.device, count: int) -> float:
 
 
 def time_peers(job: Job, device: torch.device, runs: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Lines of other libraries on the same job, each in a process of its own; `say` is told why one is missing."""
+    """Lines of other libraries on the same job, each in its own process; `say` is told why one is missing."""
     scripts = sorted(PEERS.glob("*_*.py"))
     if not scripts:
-        raise UserError(f"--peers needs a checkout of the repository: there is no {PEERS}.")
+        raise UserError(f"timing other libraries needs a checkout of the repository: there is no {PEERS}.")
     job_options = {"shape": job.dataset, "way": job.way, "shot": job.shot, "queries": job.queries, "runs": runs}
     options = [f"--{name}={value}" for name, value in {**job_options, "device": device}.items()]
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     lines = []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     for script in scripts:
         command = [sys.executable, str(script), *options]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if done.returncode == 0:
             lines.append(json.loads(done.stdout.splitlines()[-1]))
         else:
-            say((done.stderr.strip() or f"{script.name} failed without a word.").splitlines()[-1])
+            say((done.stderr.strip() or f"{script.name} failed without a message.").splitlines()[-1])
     return lines
 
 
 def append(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Add lines to a record, whole or not at all."""
+    """Add lines to a record, all or none."""
     append_lines(path, map(json.dumps, lines))
 
 
@@ -299,28 +263,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in read_lines(path)]
 
 
-def table(lines: Sequence[dict[str, Any]]) -> Table:
-    """The lines as people read them: medians of the runs, and the largest of their spreads. Fits 80 columns."""
-    first = lines[0]
-    title = f"{first['job']}, {first['precision']}, {first['device']}; times in ms per task"
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE, padding=0, pad_edge=False, collapse_padding=True)
-    shown.add_column("learner", overflow="fold")
-    for heading in ("at\nonce", "train", "infer", "describe", "predict", "memory", "±", "train\n/s", "infer\n/s"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    for line in lines:
-        shown.add_row(_label(line, first), *cells(line))
-    return shown
-
-
-def _label(line: dict[str, Any], first: dict[str, Any]) -> str:
-    """A learner's name, with its number format where that is not the title's."""
-    return line["learner"] + ("" if line["precision"] == first["precision"] else f", {line['precision']}")
-
-
 def cells(line: dict[str, Any]) -> list[str]:
     """Of one line: tasks at once, medians, the memory's share of a training step, the largest spread, tasks/s."""
     times = [line[f"{name}_ms"] for name in MEASURED]
-    share = line.get("memory_share")  # lines of old have none
+    share = line.get("memory_share")  # older lines have none
     return [
         str(line["tasks_at_once"]),
         *(f"{statistics.median(t):.3g}" for t in times),
@@ -335,18 +281,20 @@ def spread(times: Sequence[float]) -> float:
     return (max(times) - min(times)) / 2 / statistics.median(times)
 
 
+def label(line: dict[str, Any], first: dict[str, Any]) -> str:
+    """A learner's name, with its number format where that is not the title's."""
+    return line["learner"] + ("" if line["precision"] == first["precision"] else f", {line['precision']}")
+
+
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """The paper's timing figure: ms per task on a log scale, training left, inference (both phases) right."""
     figure = Figure(figsize=(9, 1.5 + 0.4 * len(lines)), layout="constrained")
-    FigureCanvasAgg(figure)
-    names = [_label(line, lines[0]) for line in lines]
+    names = [label(line, lines[0]) for line in lines]
     for axes, what in zip(figure.subplots(1, 2, sharey=True), ("train", "inference"), strict=True):
         medians = [statistics.median(line[f"{what}_ms"]) for line in lines]
-        spread = [
-            [m - min(line[f"{what}_ms"]) for m, line in zip(medians, lines, strict=True)],
-            [max(line[f"{what}_ms"]) - m for m, line in zip(medians, lines, strict=True)],
-        ]
-        bars = axes.barh(names, medians, xerr=spread, color="#4269d0")
+        below = [m - min(line[f"{what}_ms"]) for m, line in zip(medians, lines, strict=True)]
+        above = [max(line[f"{what}_ms"]) - m for m, line in zip(medians, lines, strict=True)]
+        bars = axes.barh(names, medians, xerr=[below, above], color="#4269d0")
         axes.bar_label(bars, [f" {m:.3g}" for m in medians], fontsize=8)
         axes.set(xscale="log", xlabel="ms per task", title="training" if what == "train" else "inference")
         axes.set_xlim(10 ** math.floor(math.log10(min(medians) / 1.5)), 3 * max(medians))

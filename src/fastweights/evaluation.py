@@ -1,4 +1,4 @@
-"""The one evaluator: how often a learner is right, over tasks, with its 95 % confidence interval."""
+"""The one evaluator: a learner's accuracy over tasks, with its 95 % confidence interval."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,24 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.all_words import AllWordsTasks
 from fastweights.data.items import Items
-from fastweights.episodes import Episode, EpisodeSampler, EvaluationTasks
-from fastweights.errors import UserError
-from fastweights.learners.base import KeyLearner, Learner, items_at_once
-from fastweights.precision import autocast
+from fastweights.learners.base import KeyLearner, Learner
+from fastweights.tasks.all_words import AllWordsTasks
+from fastweights.tasks.episodes import Episode, EpisodeSampler, EvaluationTasks
+from fastweights.utils.devices import items_at_once
+from fastweights.utils.errors import UserError
+from fastweights.utils.precision import autocast
 
 MULTIPLE = {"cuda": 16}
-"""What the sizes of these batches are made multiples of: for others, kernels would be compiled once more."""
+"""Batch sizes are padded to a multiple of this: kernels would be compiled again for other sizes."""
 FEW_NEW = 4
-"""So many times as many items are asked for at once where most keys are known already."""
+"""Batches are this many times larger where most keys are known already."""
 NUMBERS_KEPT = 2**28
-"""Keys are kept for further tasks unless those of a split are more numbers than these: 1 GiB."""
+"""Keys are kept for further tasks unless those of a split are more numbers than this: 1 GiB."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The share of right answers in each task."""
+    """The accuracy on each task."""
 
     per_task: Tensor
     """(tasks) float64, 0 .. 1, in the order of the tasks, which is the same for every learner."""
@@ -54,22 +55,21 @@ def evaluate(
     precision: str = "float32",
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Have a learner answer the tasks; `items` is the split they are about, on the learner's device.
+    """Evaluate a learner on tasks; `items` is the split they were drawn from, on the learner's device.
 
     Inductive: eval mode, a task is described without its queries. `progress` is told the number of tasks done.
     """
     if items.names != tasks.sampler.items.names:
-        raise UserError("these tasks are about the items of another split; give evaluate the split they were made of.")
+        raise UserError("these tasks were drawn from another split; give evaluate the split they were drawn from.")
     sampler = EpisodeSampler(items, tasks.sampler.way, tasks.sampler.shot, tasks.sampler.queries)
     per_task = sampler.way * (sampler.shot + sampler.queries)
-    by_keys = isinstance(learner, KeyLearner) and not learner.transductive
+    by_keys = learner.by_keys and not learner.transductive
     at_once = max(1, (FEW_NEW if by_keys else 1) * items_at_once(items.device) // per_task)
-    right: list[Tensor] = []
-    broken: list[Tensor] = []
-    # Batches differ in size from one evaluation to the next: not worth a compilation each.
+    right, broken = [], []
+    # Batches differ in size from one evaluation to the next: not worth compiling for each.
     force_eager = torch.compiler.set_stance("force_eager")
     with evaluating(learner), torch.no_grad(), autocast(precision, items.device), force_eager:
-        answer = _by_keys(learner, items) if by_keys else _by_items(learner, items)
+        answer = _answering(learner, items, by_keys)
         for positions in tasks:
             for some in positions.split(at_once):
                 task = sampler.laid_out(some)
@@ -79,13 +79,13 @@ def evaluate(
                 if progress is not None:
                     progress(len(some))
     if torch.stack(broken).any():
-        raise UserError(f"the model's answers are no numbers in {precision}; its weights are damaged or too large.")
+        raise UserError(f"the model's answers are NaN in {precision}; its weights are damaged or too large.")
     return Evaluation(torch.cat(right).cpu())
 
 
 @contextmanager
 def evaluating(learner: Learner) -> Iterator[None]:
-    """Eval mode, and then the mode that was, whatever happens."""
+    """Eval mode, and the former mode afterwards, whatever happens."""
     was_training = learner.training
     learner.eval()
     try:
@@ -94,35 +94,28 @@ def evaluating(learner: Learner) -> Iterator[None]:
         learner.train(was_training)
 
 
-Answer = Callable[[Episode], Tensor]
-"""Gives the logits of tasks that are laid out as positions."""
+def _answering(learner: Learner, items: Items, by_keys: bool) -> Callable[[Episode], Tensor]:
+    """A function from tasks, with positions in place of items, to logits."""
+    if not by_keys:
 
+        def by_items(task: Episode) -> Tensor:
+            task = task.map_x(items.gather)
+            return learner.predict(learner.describe(task.support_x, task.support_y, task.way), task.query_x)
 
-def _by_items(learner: Learner, items: Items) -> Answer:
-    def answer(task: Episode) -> Tensor:
-        task = task.map_x(items.gather)
-        return learner.predict(learner.describe(task.support_x, task.support_y, task.way), task.query_x)
-
-    return answer
-
-
-def _by_keys(learner: Learner, items: Items) -> Answer:
+        return by_items
     assert isinstance(learner, KeyLearner)
     keys = SharedKeys(learner, items)
 
-    def answer(task: Episode) -> Tensor:
+    def by_shared_keys(task: Episode) -> Tensor:
         keys.compute(torch.cat([task.support_x, task.query_x], dim=1))
         task = task.map_x(keys)
         return learner.answer(learner.bind(task.support_x, task.support_y, task.way), task.query_x)
 
-    return answer
+    return by_shared_keys
 
 
 class SharedKeys:
-    """The keys of a split's items, each computed when a task first needs it and kept for the others.
-
-    Tasks are many and items few: 10,000 tasks of Omniglot, 20-way 5-shot, ask for each of its items 350 times.
-    """
+    """The keys of a split's items, each computed once: 10,000 20-way 5-shot tasks of Omniglot use an item 350 times."""
 
     def __init__(self, learner: KeyLearner, items: Items, kept: int = NUMBERS_KEPT) -> None:
         self.learner, self.items = learner, items
@@ -132,7 +125,7 @@ class SharedKeys:
         self.keys = one.new_empty(count, width) if count * width <= kept else None
 
     def compute(self, positions: Tensor) -> None:
-        """Have the keys of these items ready, unless all would be too many to keep."""
+        """Compute the missing keys of these items, unless all would be too many to keep."""
         if self.keys is None:
             return
         new = positions[~self.known[positions]].unique()

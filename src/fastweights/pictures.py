@@ -1,4 +1,4 @@
-"""One picture of a task being solved: what was shown once, what was asked, what the memory returned and the answer."""
+"""One picture of a task: its support and query examples, what the memory returned, and the answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,61 +6,41 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
-from fastweights.data.texts import written_out
-from fastweights.episodes import Episode
-from fastweights.files import picture_format, replacing
 from fastweights.learners.base import Learner
+from fastweights.tasks.episodes import Episode
+from fastweights.utils.files import picture_format, replacing
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 RIGHT, WRONG = "#2a7d2e", "#c62828"
 MOST_COLUMNS = 6
-"""A task of more classes than this wraps its queries; otherwise each stands in its class's column."""
+"""With more classes than this, queries wrap; otherwise each is in its class's column."""
 CHARACTER, FEWEST_CHARACTERS = 0.65, 8
-"""About how wide a character is, by its size; and of how many at least a shortened name can be recognised."""
+"""The width of a character over its size, about; and the fewest that leave a shortened name recognisable."""
 
 
 def draw_task(learner: Learner, episode: Episode, path: Path, title: str = "", names: Sequence[str] = ()) -> float:
-    """Draw the first task of an episode to a file; returns the share of its queries answered rightly.
-
-    Classes are called by letters; their names, where they are given and there is room, stand below what is shown.
-    """
+    """Draw the first task of an episode to a file, with the names of its classes if there is room; its accuracy."""
     task = episode[:1]
-    learner.eval()
-    with torch.no_grad():
-        state = learner.describe(task.support_x, task.support_y, task.way)
-        answers = learner.predict(state, task.query_x)[0].argmax(-1).cpu()
-        recalled = learner.recall(state, task.query_x)
+    answers, recalled = solved(learner, task)
     right = answers == task.query_y[0].cpu()
-    figure = _figure(task, answers, right, None if recalled is None else recalled[0].cpu(), title, names)
+    figure = _figure(task, answers, right, recalled, title, names)
     with replacing(path) as draft:
         figure.savefig(draft, format=picture_format(path), dpi=110)
     return right.float().mean().item()
 
 
-def text_task(learner: Learner, episode: Episode, names: Sequence[str], vocabulary: Sequence[str]) -> Table:
-    """The first task of an episode of sentences as a table: what was shown, what was asked, what was answered."""
-    task = episode[:1]
+def solved(learner: Learner, task: Episode) -> tuple[Tensor, Tensor | None]:
+    """A learner's answers to the queries of one task, and what its memory returned."""
     learner.eval()
     with torch.no_grad():
         state = learner.describe(task.support_x, task.support_y, task.way)
-        answers = learner.predict(state, task.query_x)[0].argmax(-1).tolist()
-    table = Table("class", "", "text", "answer")
-    for label, name in enumerate(names):
-        for i in (task.support_y[0] == label).nonzero().flatten().tolist():
-            table.add_row(Text(name), "shown", Text(written_out(task.support_x[0, i].tolist(), vocabulary)), "")
-        for i in (task.query_y[0] == label).nonzero().flatten().tolist():
-            right = answers[i] == label
-            answer = Text(f"{names[answers[i]]} {'✓' if right else '✗'}", style=RIGHT if right else WRONG)
-            table.add_row("", "asked", Text(written_out(task.query_x[0, i].tolist(), vocabulary)), answer)
-        table.add_section()
-    return table
+        answers = learner.predict(state, task.query_x)[0].argmax(-1).cpu()
+        recalled = learner.recall(state, task.query_x)
+    return answers, None if recalled is None else recalled[0].cpu()
 
 
 def letters(count: int) -> list[str]:
@@ -69,17 +49,11 @@ def letters(count: int) -> list[str]:
 
 
 def shortened(name: str, longest: int) -> str:
-    """A name without its middle, if it is too long: names of a dataset often begin alike, or end alike."""
+    """A name without its middle, if it is too long: names of a dataset often share their beginning or end."""
     if len(name) <= longest:
         return name
     end = (longest - 1) // 2
     return f"{name[: longest - 1 - end]}…{name[-end:]}"
-
-
-def is_drawable(text: str) -> bool:
-    """Whether the font has all of its characters."""
-    known = get_font(findfont(FontProperties())).get_charmap()
-    return all(ord(character) in known for character in text)
 
 
 def _figure(
@@ -91,15 +65,17 @@ def _figure(
     columns = min(task.way, MOST_COLUMNS)
     rows = -(-cards // columns)
     figure = Figure(figsize=(2 * columns, 1.1 + 1.3 * (shots_shown + rows)), layout="constrained")
-    FigureCanvasAgg(figure)
     score = f"{int(right.sum())} of {cards} right"
     figure.suptitle(f"{title}  ·  {score}" if title else score, fontsize=13, parse_math=False)
     halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 * shots_shown + 0.3, 1.3 * rows + 0.3])
     support = halves[0].subplots(shots_shown, task.way, squeeze=False)
-    _draw_support(support, task, names, colours)
+    for label, (name, colour) in enumerate(zip(names, colours, strict=True)):
+        for axes, image in zip(support[:, label], task.support_x[0, task.support_y[0] == label], strict=False):
+            _show(axes, image)
+        support[0, label].set_title(name, color=colour, fontweight="bold", fontsize=12)
     _name_classes(support[-1], class_names, 2 * 72 * columns / task.way)
-    halves[0].suptitle(f"shown {'once' if shot == 1 else f'{shot} times'}", fontsize=10, color="#555555")
-    halves[1].suptitle("asked: the answer, and what the memory returned for each class", fontsize=10, color="#555555")
+    halves[0].suptitle(f"support, {shot} {'shot' if shot == 1 else 'shots'}", fontsize=10, color="#555555")
+    halves[1].suptitle("query: the answer, and what the memory returned for each class", fontsize=10, color="#555555")
     grid = halves[1].add_gridspec(rows, 2 * columns)
     by_column = torch.arange(cards).view(task.way, -1).T.flatten() if columns == task.way else torch.arange(cards)
     for place, i in enumerate(by_column.tolist()):
@@ -111,19 +87,12 @@ def _figure(
     return figure
 
 
-def _draw_support(axes: Any, task: Episode, names: Sequence[str], colours: Sequence[str]) -> None:
-    for label in range(task.way):
-        of_class = (task.support_y[0] == label).nonzero().flatten()
-        for row in range(len(axes)):
-            _show(axes[row, label], task.support_x[0, of_class[row]])
-        axes[0, label].set_title(names[label], color=colours[label], fontweight="bold", fontsize=12)
-
-
 def _name_classes(axes: Sequence[Axes], names: Sequence[str], points: float) -> None:
-    """Write names below images that have so many points of width each, unless that is too little."""
+    """Write names below images of this width in points, unless they are too narrow."""
     size = 8 if len(axes) <= MOST_COLUMNS else 5
     longest = int(points / (CHARACTER * size))
-    if longest < FEWEST_CHARACTERS or not all(is_drawable(name) for name in names):
+    in_font = get_font(findfont(FontProperties())).get_charmap()
+    if longest < FEWEST_CHARACTERS or not all(ord(character) in in_font for character in "".join(names)):
         return
     for image, name in zip(axes, names, strict=False):
         image.set_xlabel(shortened(name, longest), fontsize=size, color="#555555", labelpad=3, parse_math=False)

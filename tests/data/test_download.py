@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fastweights.data import download
-from fastweights.errors import UserError
+from fastweights.utils.errors import UserError
 
 from .lookalikes import leftovers
 
@@ -93,7 +93,10 @@ def test_a_cut_download_goes_on(server, tmp_path, kind):
 
 def test_an_interrupted_download_goes_on_in_another_run(server, tmp_path):
     server.cuts = download.TRIES
-    with pytest.raises(UserError, match=r"x could not be downloaded .*connection cut after .*--from\.$"):
+    with pytest.raises(
+        UserError,
+        match=r"x could not be downloaded .*connection cut after .* to resume, or .* hand it over\.$",
+    ):
         download.fetch([server.url("good")], tmp_path / "x", check)
     assert not (tmp_path / "x").exists()
     assert len(leftovers(tmp_path)) == 1

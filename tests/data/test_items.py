@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fastweights.data import Dataset, Items, TextItems
-from fastweights.data.items import BLANK, PAD, UNKNOWN
-from fastweights.errors import UserError
+from fastweights.utils.errors import UserError
+from fastweights.utils.tokens import BLANK, PAD, UNKNOWN
 
 HELD_OUT = 9
 
@@ -25,7 +25,7 @@ def text() -> TextItems:
     )
 
 
-def test_an_item_belongs_to_the_class_in_whose_range_it_lies():
+def test_positions_are_mapped_to_classes_and_names():
     assert text().classes_of(torch.tensor([[0, 1], [2, 3]])).tolist() == [[0, 0], [1, 1]]
     assert text().names_of(torch.tensor([1, 2, 4])) == ["three", "four", "eight"]
 
@@ -44,23 +44,23 @@ def test_a_held_out_word_is_blanked_where_it_is_the_target():
     assert held_out.gather(torch.tensor([2])).tolist() == [[4, BLANK, 7, PAD]]
 
 
-def test_a_task_is_void_if_a_sentence_holds_another_of_its_words():
+def test_a_task_is_invalid_if_a_sentence_contains_another_of_its_words():
     # sentence 0 is about "three" but holds 4; sentence 1 holds no other word of the task
-    assert text().void(torch.tensor([[[0], [2]], [[1], [2]]])).tolist() == [True, False]
+    assert text().invalid(torch.tensor([[[0], [2]], [[1], [2]]])).tolist() == [True, False]
 
 
-def test_a_task_is_void_if_a_sentence_serves_twice():
+def test_a_task_is_invalid_if_a_sentence_is_used_twice():
     items = text()
     again = TextItems(**{**vars(items), "sentence_of": torch.tensor([1, 1, 2, 3, 3])})
-    assert again.void(torch.tensor([[[0, 1], [2, 3]]])).tolist() == [True]
-    assert items.void(torch.tensor([[[1], [2]]])).tolist() == [False]
+    assert again.invalid(torch.tensor([[[0, 1], [2, 3]]])).tolist() == [True]
+    assert items.invalid(torch.tensor([[[1], [2]]])).tolist() == [False]
 
 
-def test_whole_texts_are_shown_as_they_are_and_never_void():
+def test_whole_texts_are_gathered_as_they_are_and_never_invalid():
     items = TextItems(**{**vars(text()), "target_of": torch.full((5,), -1, dtype=torch.int32), "blanked": False})
-    assert not items.has_void_tasks
+    assert not items.has_invalid_tasks
     assert items.gather(torch.tensor([0, 1])).tolist() == [[3, 4, 3, PAD], [3, 5, 6, PAD]]
-    assert items.void(torch.tensor([[[0], [0]]])).tolist() == [False]
+    assert items.invalid(torch.tensor([[[0], [0]]])).tolist() == [False]
 
 
 def test_words_held_out_cannot_be_trained_on():
@@ -69,17 +69,17 @@ def test_words_held_out_cannot_be_trained_on():
         Dataset("ptb", splits, "hash").all_but_test()
 
 
-def test_classes_are_turned_and_joined():
-    """Classes of unequal size, whose items stay theirs."""
+def test_classes_are_rotated_and_joined():
+    """Classes of unequal size."""
     values = torch.arange(12, dtype=torch.uint8).view(3, 2, 2, 1)
     items = Items(values, torch.tensor([0, 1, 3]), ("a", "b"))
-    turned = items.turned()
-    assert turned.names == ("a", "a/rot90", "a/rot180", "a/rot270", "b", "b/rot90", "b/rot180", "b/rot270")
-    assert turned.sizes.tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
-    assert turned.values[1, :, :, 0].tolist() == [[1, 3], [0, 2]]  # against the clock
-    assert torch.equal(turned.values[4:6], values[1:])
-    joined = turned.joined(items)
-    assert joined.names == turned.names + items.names
+    rotated = items.rotated()
+    assert rotated.names == ("a", "a/rot90", "a/rot180", "a/rot270", "b", "b/rot90", "b/rot180", "b/rot270")
+    assert rotated.sizes.tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert rotated.values[1, :, :, 0].tolist() == [[1, 3], [0, 2]]  # counterclockwise
+    assert torch.equal(rotated.values[4:6], values[1:])
+    joined = rotated.joined(items)
+    assert joined.names == rotated.names + items.names
     assert joined.offsets.tolist() == [0, 1, 2, 3, 4, 6, 8, 10, 12, 13, 15]
     assert torch.equal(joined.values[12:], values)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fastweights.data import load, mini_imagenet
-from fastweights.errors import UserError
+from fastweights.utils.errors import UserError
 
 from .lookalikes import jpeg, leftovers, pack, unpack
 
@@ -50,7 +50,7 @@ def test_get_packs_what_it_is_given(tmp_path, small_mini):
 
 
 def test_without_files_it_says_what_to_get(tmp_path):
-    with pytest.raises(UserError, match=r"no public download.*--from"):
+    with pytest.raises(UserError, match=r"no public download.*train\.csv.*hand over the folders or zips\.$"):
         mini_imagenet.get(tmp_path)
 
 
@@ -85,7 +85,7 @@ def other_bytes(contents, victim):
 
 def wrong_size(contents, victim):
     contents[victim] = jpeg(np.zeros((100, 84, 3), dtype=np.uint8))
-    return rf"{victim} has 84 x 100 pixels where mini-ImageNet has 84 x 84"
+    return rf"{victim} has 84 x 100 pixels instead of 84 x 84"
 
 
 def missing_file(contents, victim):

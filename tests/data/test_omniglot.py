@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fastweights.data import load, omniglot
-from fastweights.errors import UserError
+from fastweights.utils.errors import UserError
 
 from .lookalikes import leftovers, pack, png, unpack
 
@@ -40,7 +40,7 @@ def test_the_vinyals_split_is_the_published_one():
     assert "Angelic/character01" in lists["train"]
 
 
-def test_a_loaded_dataset_has_turned_classes_in_training_only(omniglot_root):
+def test_a_loaded_dataset_has_rotated_classes_in_training_only(omniglot_root):
     dataset = load("omniglot", omniglot_root)
     assert dataset.full_name == "omniglot:paper"
     train, val, test = (dataset.splits[split] for split in ("train", "val", "test"))
@@ -49,23 +49,23 @@ def test_a_loaded_dataset_has_turned_classes_in_training_only(omniglot_root):
     assert train.item_shape == (28, 28, 1)
     upright = [name for name in train.names if "/rot" not in name]
     assert len(upright) == 10
-    assert {f"{upright[0]}/rot{turn}" for turn in (90, 180, 270)} <= set(train.names)
+    assert {f"{upright[0]}/rot{angle}" for angle in (90, 180, 270)} <= set(train.names)
     assert not any("/rot" in name for name in (*val.names, *test.names))
     bases = [{name.split("/rot")[0] for name in split.names} for split in (train, val, test)]
     assert len(set.union(*bases)) == sum(map(len, bases)) == 18
 
 
-def test_turned_classes_are_the_same_drawings_turned(omniglot_root):
+def test_rotated_classes_are_the_same_drawings_rotated(omniglot_root):
     train = load("omniglot", omniglot_root).splits["train"]
     name = next(name for name in train.names if "/rot" not in name)
-    first = {turn: 20 * train.names.index(f"{name}/rot{turn}" if turn else name) for turn in (0, 90, 180, 270)}
-    for turn in (90, 180, 270):
+    first = {angle: 20 * train.names.index(f"{name}/rot{angle}" if angle else name) for angle in (0, 90, 180, 270)}
+    for angle in (90, 180, 270):
         for drawing in (0, 19):
             upright = train.values[first[0] + drawing, :, :, 0].numpy()
-            assert (train.values[first[turn] + drawing, :, :, 0].numpy() == np.rot90(upright, turn // 90)).all()
+            assert (train.values[first[angle] + drawing, :, :, 0].numpy() == np.rot90(upright, angle // 90)).all()
 
 
-def test_all_but_test_turns_validation_classes_as_it_does_those_of_training(omniglot_root, monkeypatch):
+def test_all_but_test_rotates_validation_classes_as_it_does_those_of_training(omniglot_root, monkeypatch):
     dataset = load("omniglot", omniglot_root)
     everything = dataset.all_but_test()
     lists = omniglot.class_lists("paper")

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from fastweights.data import TextItems, load, own, read_pictures
-from fastweights.data.items import PAD, UNKNOWN
-from fastweights.episodes import EpisodeSampler
-from fastweights.errors import UserError
+from fastweights.tasks.episodes import EpisodeSampler
+from fastweights.utils.errors import UserError
+from fastweights.utils.tokens import PAD, UNKNOWN
 
 from .lookalikes import jpeg, pack, png, unpack
 
@@ -20,7 +20,7 @@ RED = np.full((40, 60, 3), (255, 0, 0), dtype=np.uint8)
 
 
 def with_a_broken_tag() -> bytes:
-    """A picture to be turned, one of whose other tags is no number as it should be."""
+    """A picture with a rotation tag and another tag that is malformed."""
     tags, file = Image.Exif(), io.BytesIO()
     tags[0x0112], tags[0x010E] = 6, "hello"
     Image.fromarray(RED).save(file, "JPEG", exif=tags)
@@ -126,32 +126,32 @@ def test_pictures_of_every_mode(tmp_path):
         assert found[name.replace(".", "-")] == pytest.approx(colour, abs=3), name
 
 
-def test_a_picture_with_pixels_that_are_no_numbers_is_named(tmp_path):
+def test_a_picture_with_nan_pixels_is_named(tmp_path):
     folder = unpack(tmp_path / "x", pictures(3, 1))
     pixels = np.ones((40, 50), np.float32)
     pixels[3, 3] = np.nan
     (folder / "dark").mkdir()
     Image.fromarray(pixels).save(folder / "dark" / "hole.tif")
-    with pytest.raises(UserError, match=r"hole\.tif has pixels that are no numbers"):
+    with pytest.raises(UserError, match=r"hole\.tif has pixels that are NaN"):
         load(str(folder), tmp_path, "16-rgb")
 
 
-def test_a_picture_is_turned_as_its_tag_says(tmp_path):
+def test_a_picture_is_rotated_as_its_tag_says(tmp_path):
     lying = np.zeros((40, 40, 3), np.uint8)
     lying[:, :20] = 255  # bright on the left
     folder = unpack(tmp_path / "x", pictures(3, 1))
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees clockwise: bright on top
-    (folder / "turned").mkdir()
-    Image.fromarray(lying).save(folder / "turned" / "a.jpg", exif=exif)
+    exif[0x0112] = 6  # to be rotated by 90 degrees clockwise: bright on top
+    (folder / "rotated").mkdir()
+    Image.fromarray(lying).save(folder / "rotated" / "a.jpg", exif=exif)
     dataset = load(str(folder), tmp_path, "20-grey")
-    split = next(split for split in dataset.splits.values() if "turned" in split.names)
-    values = split.values[split.offsets[split.names.index("turned")], :, :, 0]
+    split = next(split for split in dataset.splits.values() if "rotated" in split.names)
+    values = split.values[split.offsets[split.names.index("rotated")], :, :, 0]
     assert values[:8].float().mean() > 250
     assert values[12:].float().mean() < 5
 
 
-def test_changed_files_are_prepared_anew_and_unchanged_ones_are_not(tmp_path, monkeypatch):
+def test_changed_files_are_prepared_again_and_unchanged_ones_are_not(tmp_path, monkeypatch):
     folder = unpack(tmp_path / "x", pictures())
     first = load(str(folder), tmp_path)
     monkeypatch.setattr(own, "prepare_images", None)
@@ -185,7 +185,7 @@ def test_a_class_with_too_few_items_is_reported_by_name_and_count(tmp_path):
             {**pictures(), "class 1/cut.jpg": jpeg(np.zeros((200, 200, 3), np.uint8))[:400]},
             r"cut\.jpg is not a readable",
         ),
-        ({**pictures(), "loose.jpg": jpeg(RED)}, r"loose\.jpg lies in no class folder"),
+        ({**pictures(), "loose.jpg": jpeg(RED)}, r"loose\.jpg is in no class folder"),
         ({"a/readme.txt": b""}, "no pictures"),
         (pictures(2), "2 classes"),
         (
@@ -249,7 +249,7 @@ def test_csv_and_jsonl_are_the_same_dataset(tmp_path):
     assert [split.classes for split in csv.splits.values()] == [4, 1, 1]
     items, vocabulary = csv.splits["train"], csv.manifest["vocabulary"]
     assert isinstance(items, TextItems)
-    assert not items.has_void_tasks
+    assert not items.has_invalid_tasks
     label = items.names[0]
     assert [vocabulary[t] for t in items.gather(items.offsets[0]).tolist() if t != PAD] == ["text", "0", "about", label]
     unseen = csv.splits["test"]
@@ -314,7 +314,7 @@ def test_a_variant_may_stand_behind_a_colon(tmp_path):
 def test_a_text_with_commas_wants_quotes(tmp_path):
     path = tmp_path / "comma.csv"
     path.write_text("text,label\na b,one\nc, well,two\n")
-    with pytest.raises(UserError, match=r"line 3, has more fields than the first line names"):
+    with pytest.raises(UserError, match=r"line 3, has more fields than the first line; put quotes"):
         load(str(path), tmp_path)
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from fastweights.data import load, ptb
-from fastweights.data.items import BLANK, PAD, UNKNOWN, Dataset
-from fastweights.episodes import EpisodeSampler, EvaluationTasks
-from fastweights.errors import UserError
+from fastweights.data.items import Dataset
+from fastweights.tasks.episodes import EpisodeSampler, EvaluationTasks
+from fastweights.utils.errors import UserError
+from fastweights.utils.tokens import BLANK, PAD, UNKNOWN
 
 from .lookalikes import leftovers, pack, unpack
 
@@ -56,7 +57,7 @@ def check_tasks(dataset: Dataset, tasks: int) -> None:
         for shot in (1, 2, 3):
             items = dataset.splits[split].with_at_least(shot + 1)
             drawn = EpisodeSampler(items, 5, shot, 1).positions(tasks, torch.Generator().manual_seed(shot))
-            assert not items.void(drawn).any()
+            assert not items.invalid(drawn).any()
             for task in drawn[:5]:
                 check_task(items, task)
 
@@ -96,7 +97,7 @@ def test_tasks_keep_the_rules(ptb_root):
     dataset = load("ptb", ptb_root, "standard")
     items = dataset.splits["train"].with_at_least(3)
     drawn = EpisodeSampler(items, 3, 2, 1).positions(50, torch.Generator().manual_seed(0))
-    assert not items.void(drawn).any()
+    assert not items.invalid(drawn).any()
 
 
 def test_standard_takes_its_test_sentences_from_the_test_file_only(ptb_root, small_ptb):
@@ -205,5 +206,5 @@ def test_400_random_tasks_on_the_real_files(real):
     tasks = EvaluationTasks(load("ptb", real), "test", way=5, shot=3, queries=1, tasks=400)
     drawn = torch.cat(list(tasks))
     assert drawn.shape == (400, 5, 4)
-    assert not tasks.sampler.items.void(drawn).any()
+    assert not tasks.sampler.items.invalid(drawn).any()
     assert math.isclose(len(tasks), 400)

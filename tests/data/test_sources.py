@@ -7,7 +7,7 @@ import pytest
 
 from fastweights.data import sources
 from fastweights.data.sources import Files, write_whole, write_zip
-from fastweights.errors import UserError
+from fastweights.utils.errors import UserError
 
 from .lookalikes import leftovers, pack, unpack
 

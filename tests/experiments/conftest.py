@@ -1,4 +1,4 @@
-"""Small stand-ins for the benchmarks, recipes that take a second, and made-up ledger lines."""
+"""Small datasets in place of the benchmarks, recipes that take a second, and made-up lines of the ledger."""
 
 from dataclasses import asdict
 
@@ -8,7 +8,8 @@ import torch
 
 from fastweights.bench import random_items
 from fastweights.data.items import Dataset
-from fastweights.experiments import recipes, reproduce
+from fastweights.experiments import ledger, recipes
+from fastweights.experiments import run as reproduce
 from fastweights.experiments.ledger import Details, Line, pack
 from fastweights.experiments.recipes import Changes
 
@@ -19,7 +20,7 @@ SHORT = {
     "mini-imagenet-*": Changes(learner={"filters": 8}),
     "ptb-*": Changes(learner={"embedding": 8, "units": 8}),
 }
-ASKED = {
+SMALL_TASKS = {
     "*": Changes({"queries": 3, "test_tasks": 20}),
     "ptb-*": Changes({"queries": 1, "test_tasks": 30}),
 }
@@ -38,7 +39,7 @@ def small_benchmarks(monkeypatch, dataset):
         return Dataset(name, dict.fromkeys(("train", "val", "test"), items), f"noise-{variant}", variant)
 
     monkeypatch.setattr(reproduce, "load", load)
-    monkeypatch.setattr(recipes, "TASKS", ASKED)
+    monkeypatch.setattr(recipes, "TASKS", SMALL_TASKS)
     monkeypatch.setattr(recipes, "RECIPES", {"best": SHORT, "paper": SHORT})
     return opened
 
@@ -79,3 +80,10 @@ def made_up(right=(3, 4, 5, 2), centroid=(3, 3, 4, 2), questions=5, **changes) -
 
 def as_json(line: Line) -> dict:
     return asdict(line)
+
+
+def write_ledger(folder, *records):
+    """A ledger of made-up lines with their details."""
+    path = folder / "runs.jsonl"
+    ledger.append(path, [line for line, _ in records], [details for _, details in records])
+    return path

@@ -1,18 +1,22 @@
-"""The ledger: it only grows, says what is broken, and takes in what another machine wrote."""
+"""The ledger: it only grows, names what is broken, and merges the lines of other machines."""
 
 import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastweights.errors import UserError
 from fastweights.experiments import ledger
-from fastweights.files import taking_turns
+from fastweights.experiments.recipes import changes_of
+from fastweights.learners.registry import preset
+from fastweights.training.settings import TrainSettings
+from fastweights.utils import retired
+from fastweights.utils.errors import UserError
+from fastweights.utils.files import taking_turns
 
 from .conftest import as_json, made_up
 
@@ -53,7 +57,7 @@ def test_counts_survive_packing():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"test_accuracy": 101.0}, "no percentage"),
+        ({"test_accuracy": 101.0}, "not a percentage"),
         ({"test_accuracy": float("nan")}, "'test_accuracy'"),
         ({"test_accuracy": "50"}, "'test_accuracy'"),
         ({"seed": True}, "'seed'"),
@@ -93,7 +97,7 @@ def test_lines_that_are_no_json_or_lack_a_field_are_named(tmp_path):
     del values["commit"]
     with pytest.raises(UserError, match="'commit' is missing"):
         ledger.read(write(path, values))
-    with pytest.raises(UserError, match="no JSON object"):
+    with pytest.raises(UserError, match="not a JSON object"):
         ledger.read(write(path, [1]))
     with pytest.raises(UserError, match="a second time"):
         ledger.read(write(path, as_json(line), as_json(line)))
@@ -165,8 +169,8 @@ def test_a_line_has_to_follow_from_its_details(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"questions": 3}, "of 3 questions of a task more were answered"),
-        ({"curve": {}}, "'curve' has to hold train and validation"),
+        ({"questions": 3}, "more than 3 correct answers in a task of 3 queries"),
+        ({"curve": {}}, "'curve' must hold train and validation"),
         ({"centroid_right": ledger.pack(np.array([1]))}, "do not fit together"),
     ],
 )
@@ -206,3 +210,62 @@ def test_two_processes_take_turns(tmp_path):
     assert writer.returncode == 0
     assert {line.seed for line in ledger.read(path)} == {key[-1] for key in ledger.read_details(path)} == {0, 1}
     assert {path.name for path in tmp_path.iterdir()} == {"runs.jsonl", "runs.details.jsonl"}
+
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.parametrize(("old", "new"), retired.VARIANTS.items())
+def test_retired_variants_are_read_under_their_new_names(tmp_path, old, new):
+    line, details = (as_json(one) for one in made_up())
+    path = write(tmp_path / "runs.jsonl", {**line, "variant": old})
+    write(tmp_path / "runs.details.jsonl", {**details, "variant": old})
+    [read] = ledger.read(path)
+    assert read.variant == new
+    assert set(ledger.read_details(path)) == {read.key}
+    with pytest.raises(UserError, match="already holds"):
+        ledger.append(path, [made_up(variant=new)[0]], [made_up(variant=new)[1]])
+
+
+def test_appending_and_retiring_keep_the_bytes_of_other_lines(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    kept = [ledger.details_path(path), path]
+    before = [(RESULTS / one.name).read_bytes() for one in kept]
+    for one, content in zip(kept, before, strict=True):
+        one.write_bytes(content)
+    line, details = made_up(seed=99)
+    ledger.append(path, [line], [details])
+    assert all(one.read_bytes().startswith(content) for one, content in zip(kept, before, strict=True))
+    ledger.retire(path, [line])
+    assert [one.read_bytes() for one in kept] == before
+
+
+def test_the_published_ledger_is_readable_and_follows_its_recipes():
+    lines = ledger.read(RESULTS / "runs.jsonl")
+    assert len(lines) >= 147
+    assert [line.name for line in lines if not ledger.follows_recipe(line)] == []
+    assert {"no-ema", "paper-tasks-per-step", "no-finetuning"} <= {line.variant for line in lines}
+    replaced = ledger.retired_path(RESULTS / "runs.jsonl").read_text().splitlines()  # a cell may be there twice
+    assert len([ledger.Line.from_json(json.loads(text)) for text in replaced]) >= 23
+
+
+def test_a_run_by_the_present_recipe_follows_it(small_benchmarks):
+    line, _ = made_up()
+    assert not ledger.follows_recipe(line)
+    training = {"steps": 12, "tasks_per_step": 2, "validate_every": 8, "validation_tasks": 10, "log_every": 2}
+    line.config["training"] |= {**training, "queries": 3, "test_tasks": 20}
+    learner = preset("fwcnn-hebb", dataset="mini-imagenet", item_shape=(84, 84, 3), vocabulary=0, way=5, shot=1)
+    line.config["learner"] |= {**learner.to_json(), "width": 16, "filters": 8}
+    assert ledger.follows_recipe(line)
+    for name, value in {"rule": "optimal", "filters": 7, "label_noise": 0.4}.items():
+        other = replace(line, config={**line.config, "learner": {**line.config["learner"], name: value}})
+        assert not ledger.follows_recipe(other)
+
+
+def test_a_setting_that_a_recipe_no_longer_has_is_noticed():
+    training = asdict(TrainSettings()) | changes_of("best", "mini-imagenet-5way-1shot", "fwcnn-hebb").training
+    learner = preset("fwcnn-hebb", dataset="mini-imagenet", item_shape=(84, 84, 3), vocabulary=0, way=5, shot=1)
+    line = replace(made_up()[0], config={"learner": learner.to_json(), "training": training})
+    assert ledger.follows_recipe(line)
+    stale = replace(line, config={**line.config, "training": {**training, "classifier_weight": 0.5}})
+    assert not ledger.follows_recipe(stale)

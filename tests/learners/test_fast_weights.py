@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.encoders import CNN
-from fastweights.episodes import Episode
-from fastweights.errors import UserError
-from fastweights.layers import SLOPE
 from fastweights.learners.fast_weights import PLACEMENTS, FastWeights
-from fastweights.rules import RULES
+from fastweights.nn.encoders import CNN
+from fastweights.nn.init import SLOPE
+from fastweights.nn.rules import RULES
+from fastweights.tasks.episodes import Episode
+from fastweights.utils.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,11 @@ import pytest
 import tiny
 import torch
 
-from fastweights.errors import UserError
 from fastweights.learners import build_learner
-from fastweights.settings import LearnerSettings
+from fastweights.learners.registry import LearnerSettings
+from fastweights.utils.errors import UserError
 
 SYSTEMS = ("fast-weights", "matching", "prototypical", "maml")
-NARROW = {"slots": 4, "filters": 4, "layers": 2, "width": 10}
 GOOD = torch.randint(0, 256, (1, 4, 12, 12, 1), dtype=torch.uint8)
 LABELS = torch.arange(4).unsqueeze(0)
 BAD = {
@@ -29,14 +28,14 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_images_of_another_kind_are_refused(system, bad):
-    learner = build_learner(LearnerSettings(system=system, item_shape=(12, 12, 1), **NARROW)).eval()
+    learner = build_learner(tiny.small_settings(system, item_shape=(12, 12, 1), slots=4)).eval()
     state = learner.describe(GOOD, LABELS)
     items, message = BAD[bad]
     for call in (
         lambda: learner.describe(items, LABELS),
         lambda: learner.predict(state, items),
-        *([lambda: learner.extend(state, items, LABELS)] if system != "maml" else []),
-        *([lambda: learner.recall(state, items)] if system == "fast-weights" else []),
+        *([lambda: learner.extend(state, items, LABELS)] if learner.can_extend else []),
+        *([lambda: learner.recall(state, items)] if learner.recall(state, GOOD) is not None else []),
     ):
         with pytest.raises(UserError, match=message):
             call()
@@ -45,7 +44,7 @@ def test_images_of_another_kind_are_refused(system, bad):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_floats_from_0_to_1_are_the_bytes_they_stand_for(system):
     torch.manual_seed(0)
-    learner = build_learner(LearnerSettings(system=system, item_shape=(12, 12, 1), **NARROW)).eval()
+    learner = build_learner(tiny.small_settings(system, item_shape=(12, 12, 1), slots=4)).eval()
     bytes_of, *floats = (
         learner.predict(learner.describe(x, LABELS), x) for x in (GOOD, GOOD / 255, GOOD.double() / 255)
     )
@@ -57,7 +56,7 @@ def test_floats_from_0_to_1_are_the_bytes_they_stand_for(system):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_an_encoder_may_be_less_precise_but_not_what_is_above_it(system, kind):
     torch.manual_seed(0)
-    learner = build_learner(LearnerSettings(system=system, item_shape=(12, 12, 1), **NARROW)).eval()
+    learner = build_learner(tiny.small_settings(system, item_shape=(12, 12, 1), slots=4)).eval()
     learner.encoder.to(kind)
     assert learner.predict(learner.describe(GOOD, LABELS), GOOD).dtype == torch.float32
     if system in ("fast-weights", "maml"):
@@ -102,6 +101,6 @@ def test_nobody_waits_for_words_on_another_device():
 
 
 def test_labels_are_a_tensor():
-    learner = build_learner(LearnerSettings(item_shape=(12, 12, 1), **NARROW))
+    learner = build_learner(tiny.small_settings(item_shape=(12, 12, 1), slots=4))
     with pytest.raises(UserError, match="not a list"):
         learner.describe(GOOD, [[0, 1, 2, 3]])

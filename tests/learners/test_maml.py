@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fastweights.encoders import CNN
-from fastweights.episodes import Episode
-from fastweights.errors import UserError
-from fastweights.learners import MAML, Prototypical, build_learner
-from fastweights.learners.maml import adapt_by_task
-from fastweights.settings import LearnerSettings
+from fastweights.learners import build_learner
+from fastweights.learners.maml import MAML, adapt_by_task
+from fastweights.learners.prototypical import Prototypical
+from fastweights.learners.registry import LearnerSettings
+from fastweights.nn.encoders import CNN
+from fastweights.tasks.episodes import Episode
+from fastweights.utils.errors import UserError
 
 
 @pytest.fixture(autouse=True)

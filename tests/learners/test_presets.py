@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,18 +12,26 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional as F
 
-from fastweights.episodes import Episode
-from fastweights.errors import UserError
 from fastweights.learners import Learner, build_learner
-from fastweights.presets import PRESETS, count_parameters, describe_presets, parse_overrides, preset
-from fastweights.settings import OF_ENCODER, OF_SYSTEM, LearnerSettings
+from fastweights.learners.registry import (
+    PRESETS,
+    LearnerSettings,
+    count_parameters,
+    encoder_of,
+    parse_overrides,
+    preset,
+    reads_text,
+    settings_of,
+)
+from fastweights.tasks.episodes import Episode
+from fastweights.utils.errors import UserError
 
 OMNIGLOT: dict[str, Any] = {"dataset": "omniglot", "item_shape": (28, 28, 1), "vocabulary": 0}
 MINI_IMAGENET: dict[str, Any] = {"dataset": "mini-imagenet", "item_shape": (84, 84, 3), "vocabulary": 0}
 PENN_TREEBANK: dict[str, Any] = {"dataset": "ptb", "item_shape": (64,), "vocabulary": 10_000}
 
-IMAGE_PRESETS = [name for name in PRESETS if "lstm" not in name]
-TEXT_PRESETS = [name for name in PRESETS if "lstm" in name]
+IMAGE_PRESETS = [name for name in PRESETS if not reads_text(name)]
+TEXT_PRESETS = [name for name in PRESETS if reads_text(name)]
 NARROW: dict[str, dict[str, Any]] = {
     "cnn": {"layers": 2, "filters": 8, "width": 32},
     "resnet": {"blocks": (8, 8, 16), "features": 32, "width": 32},
@@ -112,19 +120,9 @@ def test_the_papers_hyper_parameters() -> None:
         assert (lstm.dropout, lstm.readout, lstm.bidirectional) == (0.0, "end", False)
 
 
-def test_the_list_of_presets_names_each_once_with_its_size() -> None:
-    rows = describe_presets()
-    assert [row.name for row in rows] == list(PRESETS)
-    assert {row.name: row.parameters for row in rows} == {
-        name: PARAMETERS[name][0 if name in TEXT_PRESETS else 1] for name in PRESETS
-    }
-    assert rows[1][:4] == ("fwcnn-gradient", "fast-weights", "cnn", "gradient")
-    assert rows[-1][:4] == ("maml-cnn", "maml", "cnn", "")
-
-
 def test_counting_parameters_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
-    describe_presets()
+    count_parameters(preset("fwcnn-hebb", **OMNIGLOT, way=5, shot=1))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -138,34 +136,37 @@ def test_everything_can_be_overridden() -> None:
 
 
 def test_overrides_as_they_are_typed() -> None:
-    typed = ["filters=32", "dropout=0.1", "bias=False", "blocks=8,16", "rule=optimal"]
-    expected = {"filters": 32, "dropout": 0.1, "bias": False, "blocks": (8, 16), "rule": "optimal"}
-    assert parse_overrides(typed) == expected
+    typed = ["features=32", "dropout=0.1", "bias=False", "blocks=8,16", "rule=optimal"]
+    expected = {"features": 32, "dropout": 0.1, "bias": False, "blocks": (8, 16), "rule": "optimal"}
+    assert parse_overrides("fwresnet-hebb", typed) == expected
+    assert parse_overrides("fwcnn-hebb", ["blocks=8", "encoder=resnet"]) == {"blocks": (8,), "encoder": "resnet"}
     for wrong, message in {
-        "filters": "name=value",
-        "filters=many": "filters wants a whole number, not 'many'",
-        "filters=1.5": "filters wants a whole number, not '1.5'",
+        "features": "name=value",
+        "features=many": "features wants a whole number, not 'many'",
+        "features=1.5": "features wants a whole number, not '1.5'",
+        "fetures=3": r"no setting of fwresnet-hebb called 'fetures' \(did you mean features\?\)",
+        "filters=3": "filters has no effect on fwresnet-hebb",
         "bias=perhaps": "bias wants true or false",
         "blocks=a,b": "blocks wants whole numbers separated by commas",
-        "colour=red": "no setting 'colour'",
+        "colour=red": "no setting of fwresnet-hebb called 'colour'",
     }.items():
         with pytest.raises(UserError, match=message):
-            parse_overrides([wrong])
+            parse_overrides("fwresnet-hebb", [wrong])
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"colour": "red"}, r"no setting 'colour' of a model; there are system, encoder"),
+        ({"colour": "red"}, r"no setting of fwcnn-hebb called 'colour'; there are batch_norm, bias, encoder"),
         ({"filters": "many"}, r"filters wants a whole number, not 'many'"),
         ({"filters": True}, r"filters wants a whole number, not True"),
         ({"label_noise": "much"}, r"label_noise wants a number"),
-        ({"blocks": [1, 2]}, r"blocks wants whole numbers"),
-        ({"filters": 0}, r"filters is 0, which is too small"),
-        ({"dropout": 1.0}, r"dropout is a probability"),
-        ({"label_noise": -0.1}, r"label_noise is a number of at least 0"),
+        ({"encoder": "resnet", "blocks": [1, 2]}, r"blocks wants whole numbers"),
+        ({"filters": 0}, r"filters must be at least 1, not 0"),
+        ({"encoder": "resnet", "dropout": 1.0}, r"dropout must be below 1, not 1.0"),
+        ({"label_noise": -0.1}, r"label_noise must be at least 0, not -0.1"),
         ({"label_noise": float("nan")}, r"label_noise wants a number, not nan"),
-        ({"inner_rate": 0.0}, r"inner_rate is a positive number"),
+        ({"system": "maml", "inner_rate": 0.0}, r"inner_rate must be above 0, not 0.0"),
     ],
 )
 def test_wrong_overrides_are_named(overrides: dict[str, Any], message: str) -> None:
@@ -174,7 +175,7 @@ def test_wrong_overrides_are_named(overrides: dict[str, Any], message: str) -> N
 
 
 def test_wrong_models_and_wrong_kinds_of_items_are_named() -> None:
-    with pytest.raises(UserError, match=r"no model 'fwcnn'; there are fwcnn-hebb, "):
+    with pytest.raises(UserError, match=r"no model 'fwcnn' \(did you mean fwcnn-hebb\?\); there are fwcnn-hebb, "):
         preset("fwcnn", **OMNIGLOT, way=5, shot=1)
     with pytest.raises(UserError, match=r"lstm-fwmlp-hebb is for sentences, but omniglot holds images; .*fwcnn-hebb"):
         preset("lstm-fwmlp-hebb", **OMNIGLOT, way=5, shot=1)
@@ -185,13 +186,13 @@ def test_wrong_models_and_wrong_kinds_of_items_are_named() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"system": "magic"}, "unknown system 'magic'; there are fast-weights, matching"),
-        ({"encoder": "magic"}, "unknown encoder 'magic'; there are cnn, resnet, lstm"),
-        ({"rule": "magic"}, "unknown rule 'magic'; there are hebb, normalised"),
-        ({"placement": "magic"}, "unknown placement 'magic'; there are fc,"),
-        ({"encoder": "lstm", "vocabulary": 9, "readout": "magic"}, "unknown readout 'magic'; there are end, blank"),
+        ({"system": "magic"}, "no system 'magic'; there are fast-weights"),
+        ({"encoder": "magic"}, "no encoder 'magic'; there are cnn"),
+        ({"rule": "magic"}, "no rule 'magic'; there are hebb, normalised"),
+        ({"placement": "magic"}, "no placement 'magic'; there are fc,"),
+        ({"encoder": "lstm", "vocabulary": 9, "readout": "magic"}, "no readout 'magic'; there are end, blank"),
         ({"encoder": "lstm"}, "reads sentences"),
-        ({"vocabulary": 9, "item_shape": (5,)}, "sees images"),
+        ({"vocabulary": 9, "item_shape": (5,)}, "reads images"),
         ({"system": "maml", "encoder": "lstm", "vocabulary": 9}, "maml adapts all tasks at once"),
     ],
 )
@@ -205,15 +206,9 @@ def test_wrong_choices_are_named_when_a_learner_is_built(chosen: dict[str, Any],
 WAY = 3
 
 
-WITHOUT_MEMORY = {
-    encoder: {name: value for name, value in settings.items() if name in OF_ENCODER[encoder]}
-    for encoder, settings in NARROW.items()
-}
-
-
 def narrow(name: str, **overrides: Any) -> LearnerSettings:
     is_text = name in TEXT_PRESETS
-    encoder = "lstm" if is_text else "resnet" if "resnet" in name else "cnn"
+    small = {key: value for key, value in NARROW[encoder_of(name)].items() if key in settings_of(name)}
     return preset(
         name,
         dataset="words" if is_text else "patterns",
@@ -221,7 +216,7 @@ def narrow(name: str, **overrides: Any) -> LearnerSettings:
         vocabulary=tiny.VOCABULARY if is_text else 0,
         way=WAY,
         shot=1,
-        **{**(NARROW[encoder] if "fw" in name else WITHOUT_MEMORY[encoder]), **overrides},
+        **{**small, **overrides},
     )
 
 
@@ -288,7 +283,7 @@ def test_a_full_preset_fits_one_task(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_both_phases_run_without_looking_into_a_tensor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake tensors have no contents: whatever would wait for one, or take its shape from one, fails."""
-    monkeypatch.setattr("fastweights.learners.base.is_at_hand", lambda x: False)  # as on a GPU
+    monkeypatch.setattr("fastweights.learners.checks.is_at_hand", lambda x: False)  # as on a GPU
     with FakeTensorMode():
         learner, episode = build_learner(narrow(name, slots=5)), tasks_for(name)(2)
         loss_of(learner, episode).backward()
@@ -361,9 +356,3 @@ def test_cuda_is_never_waited_for(name: str) -> None:
 def test_changes_that_change_nothing_are_refused(name, without):
     with pytest.raises(UserError, match=f"{next(iter(without))} has no effect on {name}"):
         narrow(name, **without)
-
-
-def test_every_setting_of_a_learner_is_of_something():
-    named = {setting for group in (OF_ENCODER, OF_SYSTEM) for names in group.values() for setting in names}
-    others = {"system", "encoder", "slots", "item_shape", "vocabulary"}
-    assert named | others == {field.name for field in fields(LearnerSettings)}

@@ -9,16 +9,22 @@ import tiny
 import torch
 from torch import Tensor
 
-from fastweights.errors import UserError
-from fastweights.learners import Learner, PixelNearestNeighbour, build_learner, load_state, save_state
-from fastweights.learners.base import ITEMS_AT_ONCE, UNSEEN, add_slots, count_classes
-from fastweights.settings import LearnerSettings
+from fastweights.learners import Learner, build_learner
+from fastweights.learners.base import UNSEEN
+from fastweights.learners.checks import count_classes
+from fastweights.learners.pixels import PixelNearestNeighbour
+from fastweights.learners.registry import LearnerSettings
+from fastweights.learners.slots import add_slots
+from fastweights.learners.states import load_state, save_state
+from fastweights.utils.devices import ITEMS_AT_ONCE
+from fastweights.utils.errors import UserError
 
 SLOTS = 6
 
 
 def narrow(**chosen: str) -> Callable[[], Learner]:
-    settings = LearnerSettings(item_shape=(12, 12, 1), slots=SLOTS, filters=4, layers=2, width=10, **chosen)
+    width = {} if "system" in chosen else {"width": 10}
+    settings = LearnerSettings(item_shape=(12, 12, 1), slots=SLOTS, filters=4, layers=2, **width, **chosen)
     return lambda: build_learner(settings)
 
 

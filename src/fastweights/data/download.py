@@ -1,26 +1,23 @@
-"""Downloads that arrive whole or not at all: mirrors in order, resumed where they were cut, checked by contents."""
+"""Downloads that arrive whole or not at all: mirrors in order, resumed where they stopped, checked by contents."""
 
 import hashlib
 import http.client
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from fastweights.data.progress import Report, silent
-from fastweights.errors import UserError
-from fastweights.files import claim
+from fastweights.utils.errors import UserError
+from fastweights.utils.files import claim
+from fastweights.utils.progress import Report, silent
 
 PIECE = 2**18
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as cut."""
-TRIES = 5
-"""Attempts at one mirror; each goes on where the last was cut."""
-PAUSE = 0.5
-"""Seconds before the second attempt; before each further one, as many more."""
+TRIES, PAUSE = 5, 0.5
+"""Attempts at one mirror, each resuming the last, and seconds before the second; each further pause is this longer."""
 LARGEST = 2**31
 """Bytes; nothing that is downloaded here is nearly as large."""
 
@@ -36,8 +33,8 @@ class _Refused(Exception):
 def fetch(urls: Sequence[str], target: Path, check: Callable[[Path], None], progress: Report = silent) -> None:
     """Download the file from the first mirror that has it, with contents that pass `check` (which raises UserError).
 
-    What has arrived is kept under another name between attempts, so that an interrupted download goes on later; under
-    its own name the file appears only whole and checked.
+    Between attempts the part that has arrived is kept under another name, so that a later call resumes it; the file
+    appears under its own name only when it is complete and checked.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,15 +51,16 @@ def fetch(urls: Sequence[str], target: Path, check: Callable[[Path], None], prog
     except OSError as error:
         raise UserError(f"{target} cannot be written ({error.strerror or error}).") from None
     raise UserError(
-        f"{target.name} could not be downloaded ({'; '.join(failures)}); try again later to go on where it stopped, or "
-        "get it by other means and hand it over with --from."
+        f"{target.name} could not be downloaded ({'; '.join(failures)}); try again later to resume, or get the file by "
+        "other means and hand it over."
     )
 
 
 def _from_mirror(url: str, part: Path, target: Path, check: Callable[[Path], None], progress: Report) -> None:
     resumed = part.exists() and part.stat().st_size > 0
-    with _locked(part) as file:
-        # A resumed beginning may stem from an older version of the file: it is then fetched once more, from nothing.
+    with part.open("ab") as file:
+        claim(file, f"another process is downloading {part}; let it finish.")
+        # A resumed beginning may be of an older version of the file: it is then downloaded once more from the start.
         for fresh in (not resumed, True):
             _download(url, file, target.name, progress)
             file.flush()
@@ -76,22 +74,14 @@ def _from_mirror(url: str, part: Path, target: Path, check: Callable[[Path], Non
         part.replace(target)
 
 
-@contextmanager
-def _locked(part: Path) -> Iterator[BinaryIO]:
-    with part.open("ab") as file:
-        claim(file, f"another process is downloading {part}; let it finish.")
-        yield file
-
-
 def _download(url: str, file: BinaryIO, what: str, progress: Report) -> None:
-    """Append to the file until the mirror's is there whole."""
-    for attempt in range(1, TRIES + 1):
+    """Append to the file until it is complete."""
+    for attempt in range(1, TRIES):
         try:
             return _append(url, file, what, progress)
         except _Cut:
-            if attempt == TRIES:
-                raise
             time.sleep(PAUSE * attempt)
+    return _append(url, file, what, progress)
 
 
 def _append(url: str, file: BinaryIO, what: str, progress: Report) -> None:
@@ -105,10 +95,8 @@ def _append(url: str, file: BinaryIO, what: str, progress: Report) -> None:
                 file.truncate(0)
                 have = 0
             elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-                raise _Refused("another part of the file than the one asked for")
-            length = response.headers.get("Content-Length")
-            total = have + int(length) if length else None
-            _copy(response, file, have, total, what, progress)
+                raise _Refused("another part of the file than the requested one")
+            _copy(response, file, have, what, progress)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # nothing after what we have: the check of contents decides
             return
@@ -119,9 +107,9 @@ def _append(url: str, file: BinaryIO, what: str, progress: Report) -> None:
         raise _Cut(f"connection cut ({str(error) or type(error).__name__})") from None
 
 
-def _copy(
-    response: http.client.HTTPResponse, file: BinaryIO, have: int, total: int | None, what: str, progress: Report
-) -> None:
+def _copy(response: http.client.HTTPResponse, file: BinaryIO, have: int, what: str, progress: Report) -> None:
+    length = response.headers.get("Content-Length")
+    total = have + int(length) if length else None
     while piece := _read(response):
         file.write(piece)
         have += len(piece)
@@ -136,5 +124,5 @@ def _copy(
 def _read(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read(PIECE)
-    except (OSError, http.client.HTTPException) as error:  # told apart here from errors of the disk
+    except (OSError, http.client.HTTPException) as error:  # here, so as not to be taken for errors of the disk
         raise _Cut(f"connection cut ({str(error) or type(error).__name__})") from None

@@ -1,62 +1,50 @@
-"""Pictures in files to uint8 arrays, many at a time, and the prepared form of image datasets."""
+"""Pictures in files to uint8 arrays, many at a time, and contact sheets of them."""
 
 import io
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from fastweights.data.items import Dataset, Items
-from fastweights.data.prepared import load_array, read_manifest, save
-from fastweights.data.progress import Report
+from fastweights.data.items import Items
 from fastweights.data.sources import Files
-from fastweights.errors import UserError
+from fastweights.utils.errors import UserError
+from fastweights.utils.progress import Report
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 MOST_PIXELS = 100_000_000
-"""A picture with more is refused before it is decoded: a few bytes can claim to be gigabytes."""
+"""A picture with more is refused before it is decoded: a few bytes can declare gigabytes."""
 BATCH = 256
-"""Pictures that one thread decodes before it reports."""
+"""Pictures that one thread decodes before it reports progress."""
 THREADS = 4
-"""Pillow decodes outside Python's lock, so threads are enough; more than these do not help."""
-
-UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    struct.error,
-    Image.DecompressionBombError,
-)
-"""What Pillow raises at one damaged file or another."""
-
+"""Pillow decodes outside Python's lock, so threads are enough; more do not help."""
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, LookupError, ArithmeticError, struct.error)
+UNREADABLE = (*_DAMAGE, Image.DecompressionBombError)
+"""What Pillow raises for damaged files."""
 SHOWN_SIZE = 84
-"""On contact sheets, smaller items are blown up to about as many pixels."""
+"""Contact sheets enlarge smaller items to about this many pixels."""
 
 
 @contextmanager
-def opened(data: bytes, name: str) -> Iterator[Image.Image]:
-    """A picture from the bytes of a file; whatever is wrong with it is said in one sentence with its name."""
+def opened(data: bytes, name: str, side: int | None = None) -> Iterator[Image.Image]:
+    """A picture from the bytes of a file, perhaps required to be a square; errors name the file."""
     try:
         image = Image.open(io.BytesIO(data))
+        pixels = f"{image.width} x {image.height} pixels"
         if image.width * image.height > MOST_PIXELS:
-            raise UserError(f"{name} claims {image.width} x {image.height} pixels, too many for a picture; remove it.")
+            raise UserError(f"{name} claims {pixels}, too many for a picture; remove it.")
+        if side and image.size != (side, side):
+            raise UserError(f"{name} has {pixels} instead of {side} x {side}; get the original files, or resize all.")
         yield image
     except UserError:
         raise
     except UnidentifiedImageError:
-        raise UserError(f"{name} is not a readable picture (of no known format); replace it.") from None
+        raise UserError(f"{name} is not a readable picture (unknown format); replace it.") from None
     except UNREADABLE as error:
         raise UserError(f"{name} is not a readable picture ({error}); replace it.") from None
 
@@ -69,7 +57,7 @@ def decode_all(
     progress: Report,
     what: str,
 ) -> np.ndarray:
-    """Decode the named files in parallel: (names, *shape) uint8. The first one that fails stops the work."""
+    """Decode the named files in parallel: (names, *shape) uint8. The first failure stops the work."""
     out = np.empty((len(names), *shape), dtype=np.uint8)
 
     def work(first: int) -> int:
@@ -81,7 +69,7 @@ def decode_all(
     done = 0
     progress(what, 0, len(names))
     with ThreadPoolExecutor(THREADS) as pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's, of doubtful tags and sizes: the size is checked, the rest harmless
+        warnings.simplefilter("ignore")  # Pillow's, about tags and sizes: the size is checked, the rest is harmless
         try:
             for count in pool.map(work, range(0, len(names), BATCH)):
                 done += count
@@ -92,48 +80,8 @@ def decode_all(
     return out
 
 
-@dataclass(frozen=True)
-class ImageSplit:
-    """The items of one split before they are written."""
-
-    values: np.ndarray
-    """(items, height, width, channels) uint8, sorted by class."""
-    sizes: Sequence[int]
-    """Items of each class."""
-    names: Sequence[str]
-    """The name of each class."""
-
-    def facts(self) -> dict[str, Any]:
-        sizes = sorted(set(self.sizes))
-        return {"classes": len(self.names), "items": len(self.values), "items_per_class": [sizes[0], sizes[-1]]}
-
-
-def save_images(folder: Path, splits: Mapping[str, ImageSplit], manifest: Mapping[str, Any]) -> None:
-    arrays: dict[str, np.ndarray] = {}
-    for name, split in splits.items():
-        arrays[f"{name}_values"] = split.values
-        arrays[f"{name}_offsets"] = np.concatenate([[0], np.cumsum(split.sizes)]).astype(np.int64)
-    whole = {
-        **manifest,
-        "kind": "images",
-        "splits": {name: split.facts() for name, split in splits.items()},
-        "classes": {name: list(split.names) for name, split in splits.items()},
-    }
-    save(folder, arrays, whole)
-
-
-def open_images(folder: Path) -> Dataset:
-    """A prepared image dataset, memory-mapped: nothing but its manifest is read."""
-    manifest = read_manifest(folder) or {}
-    splits = {
-        name: Items(load_array(folder, f"{name}_values"), load_array(folder, f"{name}_offsets"), tuple(classes))
-        for name, classes in manifest["classes"].items()
-    }
-    return Dataset(manifest["name"], splits, manifest["content_hash"], manifest["variant"], manifest, folder)
-
-
 def contact_sheet(items: Items, classes: int = 8, each: int = 10, seed: int = 0) -> Image.Image:
-    """A picture of some items: a row for each of some classes, drawn by seed, with a pale line around every item."""
+    """A picture of some items: a row for each of some random classes, with a thin line around every item."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(items.classes, generator=generator)[:classes].sort().values.tolist()
     height, width, channels = items.item_shape

@@ -1,7 +1,7 @@
 """mini-ImageNet with the split of Ravi & Larochelle (2017): 64 / 16 / 20 classes of 600 colour pictures, 84 x 84.
 
 Raw files: train.csv, val.csv and test.csv (columns filename,label) and the pictures they name, in folders or zips of
-any nesting; pictures are found by file name. ImageNet's terms allow no public download, so these are handed over.
+any nesting; pictures are found by file name. ImageNet's terms allow no public download, so users bring their own.
 """
 
 import csv
@@ -14,12 +14,12 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from fastweights.data.checks import Finding
-from fastweights.data.images import ImageSplit, decode_all, opened, save_images
-from fastweights.data.prepared import prepared_folder
-from fastweights.data.progress import Report, silent
-from fastweights.data.sources import Files, write_whole, write_zip
-from fastweights.errors import UserError
+from fastweights.data.checks import Finding, provenance
+from fastweights.data.images import decode_all, opened
+from fastweights.data.prepared import Split, prepared_folder, save_splits
+from fastweights.data.sources import Files, write_bytes, write_zip
+from fastweights.utils.errors import UserError
+from fastweights.utils.progress import Report, silent
 
 NAME = "mini-imagenet"
 VARIANTS = ("",)
@@ -31,30 +31,31 @@ KNOWN = {
     "val": {"0f9076ec3eea60fb968191a4727d488885c7a80ec31b75426db804b15692b4d5": "Ravi & Larochelle's"},
     "test": {"d53cd6dc834b0e3af6891a6e130e0376fc693f591b116c7f4951531d5e1a49a9": "Ravi & Larochelle's"},
 }
-"""What SHA-256 over file names, labels and pixels are known for each split, and under what name."""
+"""Known SHA-256 over file names, labels and pixels of each split, and their names."""
 HOW_TO_GET = (
-    "mini-ImageNet has no public download, because ImageNet's terms forbid one. Get train.csv, val.csv and test.csv "
+    "mini-ImageNet has no public download, because ImageNet's terms forbid one; get train.csv, val.csv and test.csv "
     "from github.com/twitter-research/meta-learning-lstm (folder data/miniImagenet) and the 60,000 pictures they name, "
-    "84 x 84 pixels, from your own ILSVRC-2012 copy or from a zipped copy that a colleague has; then run "
-    "`fastweights data get mini-imagenet --from FOLDER_OR_ZIP`, with one --from for each place if there are several."
+    "84 x 84 pixels, from your own ILSVRC-2012 copy or a colleague's zip, and hand over the folders or zips."
 )
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What one csv file says: pictures and labels, sorted by label, then by file name."""
+    """The contents of one csv file, sorted by label, then by file name."""
 
     pictures: Sequence[str]
     labels: Sequence[str]
 
+    def rows(self) -> str:
+        return "".join(f"{name},{label}\n" for name, label in zip(self.pictures, self.labels, strict=True))
+
 
 def have_raw(root: Path) -> bool:
-    folder = root / NAME
-    return all((folder / f"{split}.csv").exists() for split in CLASSES)
+    return all((root / NAME / f"{split}.csv").exists() for split in CLASSES)
 
 
 def get(root: Path, given: Sequence[Path] = (), progress: Report = silent) -> list[Finding]:
-    """Check what was handed over and pack it under the data root as three csv files and one zip."""
+    """Check the given files and pack them under the data root as three csv files and one zip."""
     if not given:
         raise UserError(HOW_TO_GET)
     with Files(given) as files:
@@ -63,15 +64,9 @@ def get(root: Path, given: Sequence[Path] = (), progress: Report = silent) -> li
         findings = _check(files, listings, places, progress)
         names = [name for listing in listings.values() for name in listing.pictures]
         write_zip(root / NAME / "images.zip", ((f"images/{name}", files.read(places[name])) for name in names))
-    for split, listing in listings.items():  # last: their presence says that all is there
-        rows = zip(listing.pictures, listing.labels, strict=True)
-        text = "filename,label\n" + "".join(f"{name},{label}\n" for name, label in rows)
-        write_whole(root / NAME / f"{split}.csv", lambda draft, text=text: _write_text(draft, text))  # type: ignore[misc]
+    for split, listing in listings.items():  # last: their presence marks the import as complete
+        write_bytes(root / NAME / f"{split}.csv", f"filename,label\n{listing.rows()}".encode())
     return findings
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 def verify(root: Path, progress: Report = silent) -> list[Finding]:
@@ -87,19 +82,15 @@ def prepare(root: Path, variant: str = "", progress: Report = silent) -> Path:
         listings = read_listings(files)
         places = find_pictures(files, listings)
         for split, listing in listings.items():
-            pixels = _pixels(files, listing, places, progress, split)
-            hashes[split] = _content_hash(listing, pixels)
+            pixels, hashes[split] = _read(files, listing, places, progress, split)
             sizes = Counter(listing.labels)
-            splits[split] = ImageSplit(pixels, list(sizes.values()), list(sizes))
-    folder = prepared_folder(root, NAME)
-    source = {split: KNOWN[split].get(digest, "unknown") for split, digest in hashes.items()}
-    manifest = {"name": NAME, "variant": "", "source_hashes": hashes, "source": source, "size": SIZE}
-    save_images(folder, splits, manifest)
-    return folder
+            splits[split] = Split(pixels, list(sizes.values()), list(sizes))
+    manifest = {"name": NAME, "variant": "", **provenance(hashes, KNOWN), "size": SIZE}
+    return save_splits(prepared_folder(root, NAME), splits, manifest)
 
 
 def read_listings(files: Files) -> dict[str, Listing]:
-    """The three csv files, wherever they lie, checked for counts and for classes that stand in two of them."""
+    """The three csv files, wherever they are, checked for counts and for classes listed in two of them."""
     listings = {}
     for split in CLASSES:
         found = [name for name in files.names if name.rsplit("/", 1)[-1].lower() == f"{split}.csv"]
@@ -143,26 +134,26 @@ def find_pictures(files: Files, listings: Mapping[str, Listing]) -> dict[str, st
     for split, listing in listings.items():
         missing = [name for name in listing.pictures if name not in places]
         if missing:
+            more = f" and {len(missing) - 1:,} more files" if missing[1:] else ""
             raise UserError(
-                f"{split}.csv names {missing[0]}"
-                + (f" and {len(missing) - 1:,} more files" if missing[1:] else "")
-                + ", but no such picture is in the folders and zips given; add what is missing."
+                f"{split}.csv names {missing[0]}{more}, but no such picture is in the folders and zips given; add it."
             )
     return places
 
 
-def _pixels(files: Files, listing: Listing, places: Mapping[str, str], progress: Report, split: str) -> np.ndarray:
+def _read(
+    files: Files, listing: Listing, places: Mapping[str, str], progress: Report, split: str
+) -> tuple[np.ndarray, str]:
+    """The pixels of a split, and the hash of its contents."""
     names = [places[name] for name in listing.pictures]
-    return decode_all(files, names, _decode, (SIZE, SIZE, 3), progress, f"reading {split}")
+    pixels = decode_all(files, names, _decode, (SIZE, SIZE, 3), progress, f"reading {split}")
+    digest = hashlib.sha256(listing.rows().encode())
+    digest.update(pixels.data)
+    return pixels, digest.hexdigest()
 
 
 def _decode(data: bytes, name: str) -> np.ndarray:
-    with opened(data, name) as image:
-        if image.size != (SIZE, SIZE):
-            raise UserError(
-                f"{name} has {image.width} x {image.height} pixels where mini-ImageNet has {SIZE} x {SIZE}; resize all "
-                "pictures, or get a copy that has been."
-            )
+    with opened(data, name, SIZE) as image:
         return np.asarray(image.convert("RGB"))
 
 
@@ -170,8 +161,7 @@ def _check(files: Files, listings: Mapping[str, Listing], places: Mapping[str, s
     seen: defaultdict[bytes, list[tuple[str, str]]] = defaultdict(list)
     hashes = {}
     for split, listing in listings.items():
-        pixels = _pixels(files, listing, places, progress, split)
-        hashes[split] = _content_hash(listing, pixels)
+        pixels, hashes[split] = _read(files, listing, places, progress, split)
         for name, picture in zip(listing.pictures, pixels, strict=True):
             seen[hashlib.sha256(picture.data).digest()].append((split, name))
     remarks = defaultdict(list)
@@ -179,20 +169,9 @@ def _check(files: Files, listings: Mapping[str, Listing], places: Mapping[str, s
         shown = " = ".join(f"{split}/{name}" for split, name in group)
         across = "across splits" if len({split for split, _ in group}) > 1 else "within the split"
         remarks[group[0][0]].append(f"same picture {across}: {shown}")
-    return [
-        Finding(
-            f"{NAME} {split}",
-            {"classes": len(set(listing.labels)), "pictures": len(listing.pictures)},
-            hashes[split],
-            KNOWN[split].get(hashes[split], ""),
-            tuple(remarks[split]),
-        )
-        for split, listing in listings.items()
-    ]
-
-
-def _content_hash(listing: Listing, pixels: np.ndarray) -> str:
-    digest = hashlib.sha256()
-    digest.update("".join(f"{n},{c}\n" for n, c in zip(listing.pictures, listing.labels, strict=True)).encode())
-    digest.update(pixels.data)
-    return digest.hexdigest()
+    findings = []
+    for split, listing in listings.items():
+        counts = {"classes": len(set(listing.labels)), "pictures": len(listing.pictures)}
+        known_as = KNOWN[split].get(hashes[split], "")
+        findings.append(Finding(f"{NAME} {split}", counts, hashes[split], known_as, tuple(remarks[split])))
+    return findings

@@ -1,29 +1,28 @@
 """Omniglot (Lake et al. 2015): 1,623 handwritten characters of 50 alphabets, each drawn by 20 people.
 
 The 105 x 105 one-bit drawings are shrunk to 28 x 28 by area (each pixel is the share of ink in the patch it covers: no
-ringing, no stroke lost) and inverted, so ink is 255 on 0. Characters turned by 90, 180 and 270 degrees are new
-classes in training; validation and test characters stand upright.
+ringing, no stroke lost) and inverted, so ink is 255 on 0. In training, characters rotated by 90, 180 and 270 degrees
+are classes of their own; validation and test characters stay upright.
 """
 
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files as package_files
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fastweights.data.checks import Finding
+from fastweights.data.checks import Finding, frozen_shuffle, provenance
 from fastweights.data.download import fetch
-from fastweights.data.images import ImageSplit, decode_all, open_images, opened, save_images
-from fastweights.data.items import Dataset, Items
-from fastweights.data.prepared import prepared_folder
-from fastweights.data.progress import Report, silent
+from fastweights.data.images import decode_all, opened
+from fastweights.data.items import Items
+from fastweights.data.prepared import Split, prepared_folder, save_splits
 from fastweights.data.sources import Files, write_zip
-from fastweights.errors import UserError
+from fastweights.utils.errors import UserError
+from fastweights.utils.progress import Report, silent
 
 NAME = "omniglot"
 VARIANTS = ("paper", "vinyals", "lake")
@@ -42,7 +41,7 @@ KNOWN = {
     "background": {"7cd84fa90936a77794971bf8f200b8224a8d66fb04ac675a024f3bbea136322b": "as published by Lake et al."},
     "evaluation": {"bf28154337f98ef697f30837dc93819db9d9578ff4e4449c564cbeb3506b52f6": "as published by Lake et al."},
 }
-"""What SHA-256 over names and pixels are known for each half, and under what name."""
+"""Known SHA-256 over names and pixels of each half, and their names."""
 
 
 @cache
@@ -71,90 +70,86 @@ def class_lists(variant: str) -> dict[str, list[str]]:
 
 def _draw(names: Sequence[str], count: int) -> tuple[list[str], list[str]]:
     """Draw `count` names by the frozen seed: (those left, those drawn), both sorted."""
-    # By SHA-256 rather than by a library's generator, whose numbers may change from version to version.
-    order = sorted(names, key=lambda name: hashlib.sha256(f"{SPLIT_SEED}/{name}".encode()).digest())
+    order = frozen_shuffle(names, f"{SPLIT_SEED}/")
     return sorted(order[count:]), sorted(order[:count])
 
 
-def raw_zips(root: Path) -> list[Path]:
-    return [root / NAME / f"images_{half}.zip" for half in HALVES]
+def raw_zips(root: Path) -> dict[str, Path]:
+    return {half: root / NAME / f"images_{half}.zip" for half in HALVES}
 
 
 def have_raw(root: Path) -> bool:
-    return all(path.exists() for path in raw_zips(root))
+    return all(path.exists() for path in raw_zips(root).values())
 
 
 def get(root: Path, given: Sequence[Path] = (), progress: Report = silent) -> list[Finding]:
-    """Bring both halves under the data root: from files at hand if any are given, else from the mirrors."""
+    """Bring both halves under the data root: from the given files, or else from the mirrors."""
     if given:
         return _take(root, given, progress)
-    findings = []
-    for half, path in zip(HALVES, raw_zips(root), strict=True):
-        urls = [mirror.format(half=half) for mirror in MIRRORS]
-        fetch(urls, path, lambda draft, half=half: _require_known(draft, half), progress)  # type: ignore[misc]
-        findings.append(check_half([path], half, silent))
-    return findings
+    for half, path in raw_zips(root).items():
+        fetch([mirror.format(half=half) for mirror in MIRRORS], path, partial(_require_known, half), progress)
+    return verify(root)
 
 
-def _require_known(draft: Path, half: str) -> None:
-    finding = check_half([draft], half, silent)
-    if not finding.known_as:
-        raise UserError(f"{finding.what} has contents with the unknown hash {finding.content_hash}.")
+def _require_known(half: str, draft: Path) -> None:
+    with Files([draft]) as files:
+        _check(files, half, silent).require_known()
 
 
 def _take(root: Path, given: Sequence[Path], progress: Report) -> list[Finding]:
     with Files(given) as files:
-        names = {half: _drawings(files, half) for half in HALVES}
-        findings = [_check(files, names[half], half, progress) for half in HALVES]  # all, before anything is written
-        for half, path in zip(HALVES, raw_zips(root), strict=True):
-            write_zip(path, ((f"images_{half}/{key}", files.read(name)) for key, name in names[half].items()))
+        findings = [_check(files, half, progress) for half in HALVES]  # all, before anything is written
+        for half, path in raw_zips(root).items():
+            drawings = _drawings(files, half).items()
+            write_zip(path, ((f"images_{half}/{key}", files.read(name)) for key, name in drawings))
     return findings
 
 
 def verify(root: Path, progress: Report = silent) -> list[Finding]:
-    return [check_half([path], half, progress) for half, path in zip(HALVES, raw_zips(root), strict=True)]
+    findings = []
+    for half, path in raw_zips(root).items():
+        with Files([path]) as files:
+            findings.append(_check(files, half, progress))
+    return findings
 
 
-def check_half(paths: Sequence[Path], half: str, progress: Report) -> Finding:
-    with Files(paths) as files:
-        return _check(files, _drawings(files, half), half, progress)
-
-
-def _check(files: Files, names: dict[str, str], half: str, progress: Report) -> Finding:
-    pixels = decode_all(
-        files, list(names.values()), _decode_bits, (RAW_SIZE, -(-RAW_SIZE // 8)), progress, f"reading {half}"
-    )
-    characters = {key.rpartition("/")[0] for key in names}
+def _check(files: Files, half: str, progress: Report) -> Finding:
+    keys, _, digest = _read(files, half, progress)
+    characters = {key.rpartition("/")[0] for key in keys}
     alphabets = {name.split("/")[0] for name in characters}
-    counts = {"alphabets": len(alphabets), "characters": len(characters), "drawings": len(names)}
-    digest = _content_hash(list(names), pixels)
+    counts = {"alphabets": len(alphabets), "characters": len(characters), "drawings": len(keys)}
     return Finding(f"{NAME} {half}", counts, digest, KNOWN[half].get(digest, ""))
 
 
-def _content_hash(keys: Sequence[str], bits: np.ndarray) -> str:
+def _read(files: Files, half: str, progress: Report) -> tuple[list[str], np.ndarray, str]:
+    """One half: alphabet/character/file of every drawing, sorted, the small drawings, and the hash of the originals."""
+    names = _drawings(files, half)
+    shape = (SIZE * SIZE + RAW_SIZE * -(-RAW_SIZE // 8),)
+    small_and_bits = decode_all(files, list(names.values()), _decode, shape, progress, f"reading {half}")
     digest = hashlib.sha256()
-    for key, drawing in zip(keys, bits, strict=True):
-        digest.update(key.encode() + b"\0" + drawing.tobytes())
-    return digest.hexdigest()
+    for key, row in zip(names, small_and_bits, strict=True):
+        digest.update(key.encode() + b"\0" + row[SIZE * SIZE :].tobytes())
+    return list(names), small_and_bits[:, : SIZE * SIZE], digest.hexdigest()
 
 
 def _drawings(files: Files, half: str) -> dict[str, str]:
-    """alphabet/character/file -> full name, sorted, of every drawing of one half; all of them, or an error."""
-    wanted = {name: 0 for of, name, _ in class_table() if of == half}
+    """alphabet/character/file -> full name, sorted, of every drawing of one half; an error if any is missing."""
+    counts = {name: 0 for of, name, _ in class_table() if of == half}
     found: dict[str, str] = {}
     for name in files.names:
-        parts = name.split("/")[-3:]
-        if name.lower().endswith(".png") and "/".join(parts[:2]) in wanted:
-            if "/".join(parts) in found:
-                raise UserError(f"{name} is there twice, also as {found['/'.join(parts)]}; hand over one copy.")
-            found["/".join(parts)] = name
-            wanted["/".join(parts[:2])] += 1
-    wrong = [f"{name} ({count})" for name, count in wanted.items() if count != DRAWINGS]
+        key = "/".join(name.split("/")[-3:])
+        character = key.rpartition("/")[0]
+        if name.lower().endswith(".png") and character in counts:
+            if key in found:
+                raise UserError(f"{name} is there twice, also as {found[key]}; hand over one copy.")
+            found[key] = name
+            counts[character] += 1
+    wrong = [f"{name} ({count})" for name, count in counts.items() if count != DRAWINGS]
     if wrong:
-        more = f" and {len(wrong) - 3} more characters" if len(wrong) > 3 else ""
+        listed = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more characters" if len(wrong) > 3 else "")
         raise UserError(
-            f"Omniglot's {half} half should have {DRAWINGS} drawings of each of {len(wanted):,} characters, but the "
-            f"number is another for {', '.join(wrong[:3])}{more}; get the files again."
+            f"Omniglot's {half} half should have {DRAWINGS} drawings of each of {len(counts):,} characters, but the "
+            f"number is different for {listed}; get the files again."
         )
     return dict(sorted(found.items()))
 
@@ -163,80 +158,31 @@ def prepare(root: Path, variant: str = "paper", progress: Report = silent) -> Pa
     """Write the prepared form of one split and return its folder."""
     drawings: dict[str, np.ndarray] = {}
     hashes = {}
-    for half, path in zip(HALVES, raw_zips(root), strict=True):
+    for half, path in raw_zips(root).items():
         with Files([path]) as files:
-            names = _drawings(files, half)
-            small_and_bits = decode_all(
-                files, list(names.values()), _decode_both, (SIZE * SIZE + _BITS,), progress, f"reading {half}"
-            )
-        hashes[half] = _content_hash(list(names), small_and_bits[:, SIZE * SIZE :])
-        small = small_and_bits[:, : SIZE * SIZE].reshape(-1, DRAWINGS, SIZE, SIZE, 1)
-        characters = list(dict.fromkeys(key.rpartition("/")[0] for key in names))
-        drawings |= dict(zip(characters, small, strict=True))
-    folder = prepared_folder(root, f"{NAME}-{variant}")
-    lists = class_lists(variant)
-    splits = {split: _split(drawings, lists[split], turned=split == "train") for split in lists}
-    manifest = {
-        "name": NAME,
-        "variant": variant,
-        "source_hashes": hashes,
-        "source": {half: KNOWN[half].get(digest, "unknown") for half, digest in hashes.items()},
-        "split_seed": SPLIT_SEED,
-        "size": SIZE,
-    }
-    save_images(folder, splits, manifest)
-    return folder
+            keys, small, hashes[half] = _read(files, half, progress)
+        characters = dict.fromkeys(key.rpartition("/")[0] for key in keys)
+        drawings |= dict(zip(characters, small.reshape(-1, DRAWINGS, SIZE, SIZE, 1), strict=True))
+    splits = {}
+    for split, classes in class_lists(variant).items():
+        values = torch.from_numpy(np.concatenate([drawings[name] for name in classes]))
+        items = Items(values, torch.arange(len(classes) + 1) * DRAWINGS, tuple(classes))
+        items = items.rotated() if split == "train" else items
+        splits[split] = Split(items.values.numpy(), items.sizes.tolist(), items.names)
+    manifest = {"name": NAME, "variant": variant, **provenance(hashes, KNOWN), "split_seed": SPLIT_SEED, "size": SIZE}
+    return save_splits(prepared_folder(root, f"{NAME}-{variant}"), splits, manifest)
 
 
-def open_prepared(folder: Path) -> Dataset:
-    """A prepared split, memory-mapped."""
-    return replace(open_images(folder), turned=True)
-
-
-def _split(drawings: dict[str, np.ndarray], names: Sequence[str], *, turned: bool) -> ImageSplit:
-    values = torch.from_numpy(np.concatenate([drawings[name] for name in names]))
-    upright = Items(values, torch.arange(len(names) + 1) * DRAWINGS, tuple(names))
-    items = upright.turned() if turned else upright
-    return ImageSplit(items.values.numpy(), items.sizes.tolist(), list(items.names))
-
-
-_BITS = RAW_SIZE * -(-RAW_SIZE // 8)
-
-
-def _ink(data: bytes, name: str) -> np.ndarray:
-    """(105, 105) bool: where ink is."""
-    with opened(data, name) as image:
-        if image.size != (RAW_SIZE, RAW_SIZE):
-            raise UserError(
-                f"{name} has {image.width} x {image.height} pixels where Omniglot's drawings have {RAW_SIZE} x "
-                f"{RAW_SIZE}; get the original files."
-            )
-        return np.asarray(image.convert("L")) < 128
-
-
-def _decode_bits(data: bytes, name: str) -> np.ndarray:
-    return np.packbits(_ink(data, name), axis=-1)
-
-
-def _decode_both(data: bytes, name: str) -> np.ndarray:
-    """The small drawing and the original's bits in one row: pictures are decoded once, for use and for the hash."""
-    ink = _ink(data, name)
-    return np.concatenate([_shrink(ink).ravel(), np.packbits(ink, axis=-1).ravel()])
-
-
-def _shrink(ink: np.ndarray) -> np.ndarray:
-    """(28, 28) uint8: the share of ink under each pixel, exactly; whole numbers all through, so the same everywhere."""
+def _decode(data: bytes, name: str) -> np.ndarray:
+    """The small drawing (whole numbers, so the same everywhere) and the original's bits, for the hash, in one row."""
+    with opened(data, name, RAW_SIZE) as image:
+        ink = np.asarray(image.convert("L")) < 128
     whole = _OVERLAP[0].sum() ** 2
-    return ((_OVERLAP @ ink.astype(np.float32) @ _OVERLAP.T * 255 + whole // 2) // whole).astype(np.uint8)
+    small = (_OVERLAP @ ink.astype(np.float32) @ _OVERLAP.T * 255 + whole // 2) // whole
+    return np.concatenate([small.astype(np.uint8).ravel(), np.packbits(ink, axis=-1).ravel()])
 
 
-def _overlaps() -> np.ndarray:
-    """(28, 105): how much of each original row lies under each small one, in units that make both whole numbers."""
-    common = math.gcd(RAW_SIZE, SIZE)
-    raw, small = SIZE // common, RAW_SIZE // common
-    new, old = np.arange(SIZE)[:, None], np.arange(RAW_SIZE)[None, :]
-    overlap = np.minimum((new + 1) * small, (old + 1) * raw) - np.maximum(new * small, old * raw)
-    return overlap.clip(0).astype(np.float32)
-
-
-_OVERLAP = _overlaps()
+_UNITS = np.arange(math.lcm(RAW_SIZE, SIZE))
+_OVERLAP = np.zeros((SIZE, RAW_SIZE), np.float32)
+"""(28, 105): how much of each original row lies under each small one, in units of which both are whole numbers."""
+np.add.at(_OVERLAP, (_UNITS * SIZE // len(_UNITS), _UNITS * RAW_SIZE // len(_UNITS)), 1)

@@ -1,12 +1,12 @@
 """Your own data: a folder (or zip) with one folder of pictures per class, or a csv/JSONL file of labelled texts.
 
-Pictures of any size and mode are turned as their EXIF tag says, scaled to 8 bits, laid on white where transparent,
-cropped to a square in the middle and resized: to 28 x 28 if most are grey, to 84 x 84 in colour otherwise, unless the
-variant says something else ("64", "grey", "64-rgb"). Texts are lower-cased and cut into words; the vocabulary is that
-of the training classes.
+Pictures of any size and mode are rotated by their EXIF tag, scaled to 8 bits, put on white where transparent, cropped
+to the central square and resized: to 28 x 28 if most are grey, to 84 x 84 in colour otherwise, unless the variant says
+something else ("64", "grey", "64-rgb"). Texts are lower-cased and split into words; the vocabulary is that of the
+training classes.
 
-Classes go to train, val and test (64 / 16 / 20 %) by a draw that depends on their names only, unless folders named
-train, val and test (for texts: a column `split`) say where they belong.
+Classes are divided into train, val and test (64 / 16 / 20 %) by a draw that depends on their names only, unless folders
+named train, val and test (for texts: a column `split`) divide them.
 """
 
 import csv
@@ -16,7 +16,9 @@ import json
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -24,28 +26,27 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fastweights.data.images import SUFFIXES, ImageSplit, decode_all, open_images, opened, save_images
-from fastweights.data.items import UNKNOWN, Dataset
-from fastweights.data.prepared import find_prepared, prepared_folder
-from fastweights.data.progress import Report, silent
+from fastweights.data.checks import frozen_shuffle
+from fastweights.data.images import SUFFIXES, decode_all, opened
+from fastweights.data.items import Dataset
+from fastweights.data.prepared import Split, is_prepared, open_dataset, prepared_folder, save_splits
 from fastweights.data.sources import Files, files_under
-from fastweights.data.texts import SPECIAL, TextSplit, open_texts, pad, save_texts
-from fastweights.errors import UserError
+from fastweights.data.texts import by_frequency, tokenised, vocabulary_of
+from fastweights.utils.errors import UserError
+from fastweights.utils.progress import Report, silent
 
 SPLITS = ("train", "val", "test")
 ALMOST_SPLITS = frozenset([*SPLITS, "training", "valid", "validation", "dev", "testing"])
-"""What folders of splits may be called, in any case of letters, by somebody who did not know."""
+"""Other common names of folders of splits, in lower case."""
 UNREADABLE = (".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw")
-"""Pictures, but not for us."""
+"""Pictures of formats that are not supported."""
 VALIDATION, TEST = 0.16, 0.20
 GREY_SIZE, COLOUR_SIZE = 28, 84
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 LOOKED_AT = 200
-"""Pictures whose mode is looked at to tell grey from colour."""
-LENGTH = 64
-"""Tokens to which texts are cut."""
-MOST_WORDS = 20_000
-"""The most frequent words of the training texts make the vocabulary."""
+"""Pictures sampled to tell grey from colour."""
+LENGTH, MOST_WORDS = 64, 20_000
+"""Tokens to which texts are truncated; words of the vocabulary, the most frequent ones of the training texts."""
 TEXT_SUFFIXES = (".csv", ".jsonl")
 
 Groups = dict[str, dict[str, list[str]]]
@@ -53,23 +54,21 @@ Groups = dict[str, dict[str, list[str]]]
 
 
 def load(path: Path, root: Path, variant: str = "", progress: Report = silent) -> Dataset:
-    """Open own data, preparing it first if it, or what was asked of it, is new."""
+    """Open own data, preparing it first if it has changed or the variant is new."""
     is_text = path.suffix.lower() in TEXT_SUFFIXES
     if is_text and variant:
         raise UserError(f"{path} holds texts, which have no variants; {variant!r} is for pictures.")
-    whose = hashlib.sha256(f"{path.resolve()}:{variant}".encode()).hexdigest()[:8]
-    name = f"own-{whose}-{_signature(path)}"
-    folder = find_prepared(root, name)
-    if folder is None:
-        folder = prepared_folder(root, name)
+    source = hashlib.sha256(f"{path.resolve()}:{variant}".encode()).hexdigest()[:8]
+    folder = prepared_folder(root, f"own-{source}-{_signature(path)}")
+    if not is_prepared(folder):
         if is_text:
             prepare_texts(path, folder)
         else:
             prepare_images(path, folder, variant, progress)
-        for stale in folder.parent.glob(f"own-{whose}-*"):
+        for stale in folder.parent.glob(f"own-{source}-*"):
             if stale != folder:
                 shutil.rmtree(stale, ignore_errors=True)
-    return open_texts(folder) if is_text else open_images(folder)
+    return open_dataset(folder)
 
 
 def _signature(path: Path) -> str:
@@ -91,53 +90,41 @@ def prepare_images(path: Path, folder: Path, variant: str = "", progress: Report
         if channels is None:
             channels = 1 if _mostly_grey(files, groups) else 3
         size = size or (GREY_SIZE if channels == 1 else COLOUR_SIZE)
-
-        def decode(data: bytes, name: str) -> np.ndarray:
-            pixels = _decode(data, name, size, size, channels)
-            return 255 - pixels if negative else pixels
-
+        decode = partial(_decode, shape=(size, size, channels), negative=negative)
         splits = {}
         for split, classes in groups.items():
             names = [name for pictures in classes.values() for name in pictures]
             values = decode_all(files, names, decode, (size, size, channels), progress, f"reading {split}")
-            splits[split] = ImageSplit(values, [len(pictures) for pictures in classes.values()], list(classes))
-    manifest = {"name": str(path.resolve()), "variant": variant, "size": size, "channels": channels}
-    save_images(folder, splits, manifest)
+            splits[split] = Split(values, [len(pictures) for pictures in classes.values()], list(classes))
+    save_splits(folder, splits, {"name": str(path.resolve()), "variant": variant, "size": size, "channels": channels})
 
 
 def read_pictures(paths: Iterable[Path | str], shape: Sequence[int], *, negative: bool = False) -> Tensor:
     """Pictures in files as the items of one task: bytes (1, pictures, height, width, channels).
 
-    They are prepared as those of one's own datasets are, in the shape that a model takes (`item_shape` of its
-    settings); `negative` makes black on white the bright ink on dark paper that `strokes` and Omniglot have.
+    They are prepared like those of one's own datasets, in the shape that a model takes (`item_shape` of its settings);
+    `negative` turns black on white into the bright ink on dark paper of `strokes` and Omniglot.
     """
     if isinstance(paths, (str, Path)):
         raise UserError(f"read_pictures takes a list of files; write [{str(paths)!r}].")
     if len(shape) != 3 or shape[2] not in (1, 3):
         raise UserError(f"pictures have a height, a width and 1 or 3 channels, not the shape {tuple(shape)}.")
-    pixels = [_decode(_bytes_of(Path(path)), str(path), *shape) for path in paths]
+    try:
+        pixels = [_decode(Path(path).read_bytes(), str(path), shape, negative) for path in paths]
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}); name a picture.") from None
     if not pixels:
         raise UserError("no pictures were named; read_pictures takes a list of files.")
-    items = torch.from_numpy(np.stack(pixels)).unsqueeze(0)
-    return 255 - items if negative else items
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); name a picture.") from None
+    return torch.from_numpy(np.stack(pixels)).unsqueeze(0)
 
 
 def _parse_variant(variant: str) -> tuple[int | None, int | None, bool]:
-    """ "64-grey-negative" -> (64, 1, True); what is not said is None, or no negative."""
+    """ "64-grey-negative" -> (64, 1, True); "" -> (None, None, False)."""
     match = re.fullmatch(r"(\d{1,4})?-?(grey|rgb)?-?(negative)?", variant)
     size = int(match[1]) if match and match[1] else None
     if not match or (size is not None and not 4 <= size <= 1024):
-        raise UserError(
-            f"{variant!r} is no way to prepare pictures; write a size from 4 to 1024, grey or rgb, negative, or "
-            "several, as in 64-grey-negative."
-        )
+        known = "a size from 4 to 1024, grey or rgb, negative, or several, as in 64-grey-negative"
+        raise UserError(f"{variant!r} is no way to prepare pictures; write {known}.")
     return size, {"grey": 1, "rgb": 3, None: None}[match[2]], bool(match[3])
 
 
@@ -145,52 +132,43 @@ def _group_pictures(files: Files, path: Path) -> Groups:
     parts_of = {name: Path(name).relative_to(path).parts for name in files.names if name.lower().endswith(SUFFIXES)}
     if not parts_of:
         texts = "; texts come as .csv or .jsonl" if path.is_file() else ""
-        raise UserError(
-            f"no pictures ({', '.join(SUFFIXES)}) are in {path}; each class should be a folder of them{texts}."
-        )
+        raise UserError(f"no pictures ({', '.join(SUFFIXES)}) are in {path}; make a folder of them per class{texts}.")
     _require_pictures(files, {Path(name).parent for name in parts_of}, path)
     while all(len(p) > 2 for p in parts_of.values()) and len({p[0] for p in parts_of.values()}) == 1:
-        parts_of = {name: parts[1:] for name, parts in parts_of.items()}  # everything lies in one outer folder
+        parts_of = {name: parts[1:] for name, parts in parts_of.items()}  # everything is in one outer folder
     loose = next((name for name, parts in parts_of.items() if len(parts) < 2), None)
     if loose:
-        raise UserError(f"{loose} lies in no class folder; each class should be a folder of pictures.")
+        raise UserError(f"{loose} is in no class folder; make a folder of pictures per class.")
     has_splits = _has_split_folders(parts_of.values(), path)
     rows = ((parts[0] if has_splits else "", "/".join(parts[has_splits:-1]), name) for name, parts in parts_of.items())
     return _group(rows, path)
 
 
 def _require_pictures(files: Files, folders_with: set[Path], path: Path) -> None:
-    """Refuse a folder that looks like a class but would be left out, for want of pictures that can be read.
-
-    Pictures of other kinds beside those that can be read are left out, too, as are all other files.
-    """
+    """Refuse a folder that looks like a class, but would be left out because none of its pictures can be read."""
     above = {parent for folder in folders_with for parent in folder.parents}
     for name in files.names:
         folder = Path(name).parent
         if name.lower().endswith(UNREADABLE) and folder not in folders_with | above:
-            raise UserError(
-                f"{folder} holds no picture of a kind that is read ({', '.join(SUFFIXES)}), but {Path(name).name}; "
-                f"convert these, or move the folder out of {path}."
-            )
+            found = f"no picture of a supported format ({', '.join(SUFFIXES)}), but {Path(name).name}"
+            raise UserError(f"{folder} holds {found}; convert these, or move the folder out of {path}.")
 
 
 def _has_split_folders(paths: Iterable[tuple[str, ...]], path: Path) -> bool:
-    """Whether all classes lie in train, val and test. A class may well be called train, so one such folder is none."""
+    """Whether all classes are in train, val and test. One such folder alone may be a class of that name."""
     splits = {parts[0] for parts in paths if parts[0] in SPLITS and len(parts) > 2}
     others = sorted({parts[0] for parts in paths} - splits)
     if others and all(name.lower() in ALMOST_SPLITS for name in (*splits, *others)):
         found = ", ".join(sorted({*splits, *others}))
         raise UserError(f"{path} has the folders {found}; if these are splits, call them train, val and test.")
     if len(splits) > 1 and others:
-        raise UserError(
-            f"{path} has the folders {' and '.join(sorted(splits))}, and {others[0]} beside them; "
-            "put all classes into train, val and test, or none."
-        )
+        found = f"{' and '.join(sorted(splits))}, and {others[0]} beside them"
+        raise UserError(f"{path} has the folders {found}; put all classes into train, val and test, or none.")
     return not others
 
 
 def _group(rows: Iterator[tuple[str, str, str]], path: Path) -> Groups:
-    """(split or nothing, class, item) in any order -> what each split has, by class, sorted by class name."""
+    """(split or nothing, class, item) in any order -> the items of each class of each split, sorted by class."""
     items_of: defaultdict[str, list[str]] = defaultdict(list)
     split_of: dict[str, str] = {}
     for split, label, item in rows:
@@ -199,12 +177,10 @@ def _group(rows: Iterator[tuple[str, str, str]], path: Path) -> Groups:
             both = " and ".join(one or "no split" for one in (split_of[label], split))
             raise UserError(f"{path}: class {label!r} is in both {both}; a class has one split.")
     if not any(split_of.values()):
-        split_of = _draw_splits(sorted(split_of), path)
+        split_of = _draw_splits(split_of, path)
     without = next((label for label, split in split_of.items() if not split), None)
     if without is not None:
-        raise UserError(
-            f"{path}: class {without!r} has no split, but others have; give one to all classes, or to none."
-        )
+        raise UserError(f"{path}: class {without!r} has no split, but others have one; give one to all, or to none.")
     groups = {split: {c: items_of[c] for c in sorted(items_of) if split_of[c] == split} for split in SPLITS}
     empty = [split for split, classes in groups.items() if not classes]
     if empty:
@@ -212,13 +188,12 @@ def _group(rows: Iterator[tuple[str, str, str]], path: Path) -> Groups:
     return groups
 
 
-def _draw_splits(classes: Sequence[str], path: Path) -> dict[str, str]:
+def _draw_splits(classes: Collection[str], path: Path) -> dict[str, str]:
     if len(classes) < 3:
         raise UserError(f"{path} has {len(classes)} classes, but train, val and test need at least one each.")
-    order = sorted(classes, key=lambda name: hashlib.sha256(name.encode()).digest())
-    test = max(1, round(TEST * len(order)))
-    val = max(1, round(VALIDATION * len(order)))
-    return {c: "test" if n < test else "val" if n < test + val else "train" for n, c in enumerate(order)}
+    test, val = (max(1, round(share * len(classes))) for share in (TEST, VALIDATION))
+    splits = ["test"] * test + ["val"] * val
+    return dict(zip_longest(frozen_shuffle(classes), splits, fillvalue="train"))
 
 
 def _mostly_grey(files: Files, groups: Groups) -> bool:
@@ -231,7 +206,8 @@ def _mostly_grey(files: Files, groups: Groups) -> bool:
     return grey * 2 > len(looked_at)
 
 
-def _decode(data: bytes, name: str, height: int, width: int, channels: int) -> np.ndarray:
+def _decode(data: bytes, name: str, shape: Sequence[int], negative: bool) -> np.ndarray:
+    height, width, channels = shape
     with opened(data, name) as image:
         upright = _eight_bit(ImageOps.exif_transpose(image), name)
         if "A" in upright.getbands() or "transparency" in upright.info:
@@ -239,27 +215,22 @@ def _decode(data: bytes, name: str, height: int, width: int, channels: int) -> n
             upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
         grey_or_rgb = upright.convert("L" if channels == 1 else "RGB")
         fitted = ImageOps.fit(grey_or_rgb, (width, height), Image.Resampling.LANCZOS)
-        return np.asarray(fitted).reshape(height, width, channels)
+        pixels = np.asarray(fitted).reshape(shape)
+    return 255 - pixels if negative else pixels
 
 
 def _eight_bit(image: Image.Image, name: str) -> Image.Image:
-    """Pillow cuts brighter pixels off where a mode has more than 8 bits; these are scaled instead."""
+    """Pillow clips pixels where a mode has more than 8 bits; scale them instead. Those that fit into 8 bits stay."""
     if not image.mode.startswith(("I", "F")):
         return image
     values = np.asarray(image, dtype=np.float64)
     if not np.isfinite(values).all():
-        raise UserError(f"{name} has pixels that are no numbers; save the picture anew.")
+        raise UserError(f"{name} has pixels that are NaN or infinite; save the picture again.")
     brightest = values.max(initial=0)
-    white = _white(brightest) if image.mode.startswith("I") else brightest or 1.0
+    white = brightest or 1.0
+    if image.mode.startswith("I"):
+        white = next((depth for depth in (255.0, 65535.0) if brightest <= depth), brightest)
     return Image.fromarray((values.clip(0, None) / white * 255).round().astype(np.uint8))
-
-
-def _white(brightest: float) -> float:
-    """What is white in a picture of whole numbers.
-
-    By 16 bits a picture that fits into 8 would be black: such values were 8 bits when they were stored.
-    """
-    return next((depth for depth in (255.0, 65535.0) if brightest <= depth), brightest)
 
 
 # Texts
@@ -269,29 +240,23 @@ def prepare_texts(path: Path, folder: Path) -> None:
     groups = _group(_read_texts(path), path)
     words = {split: {c: [words_of(t) for t in texts] for c, texts in of.items()} for split, of in groups.items()}
     counts = Counter(word for texts in words["train"].values() for text in texts for word in text)
-    known = sorted(counts, key=lambda word: (-counts[word], word))[:MOST_WORDS]
-    vocabulary = [*SPECIAL, *known]
-    token_of = {word: token for token, word in enumerate(vocabulary)}
-    splits = {split: _text_split(classes, token_of) for split, classes in words.items()}
+    vocabulary = vocabulary_of(by_frequency(counts)[:MOST_WORDS])
+    splits = {}
+    for split, classes in words.items():
+        texts = [text for of_class in classes.values() for text in of_class]
+        splits[split] = Split(
+            values=tokenised(texts, vocabulary, LENGTH),
+            sizes=[len(of_class) for of_class in classes.values()],
+            names=list(classes),
+            sentence_of=np.arange(len(texts), dtype=np.int64),
+            target_of=np.full(len(texts), -1, dtype=np.int32),
+        )
     manifest = {"name": str(path.resolve()), "variant": "", "blanked": False, "length": LENGTH}
-    save_texts(folder, splits, vocabulary, [], manifest)
+    save_splits(folder, splits, manifest, vocabulary)
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text: lower-cased runs of letters, digits and underscores."""
     return re.findall(r"\w+", text.lower())
-
-
-def _text_split(classes: Mapping[str, Sequence[Sequence[str]]], token_of: Mapping[str, int]) -> TextSplit:
-    texts = [[token_of.get(word, UNKNOWN) for word in text] for of in classes.values() for text in of]
-    sizes = [len(of) for of in classes.values()]
-    return TextSplit(
-        values=pad(texts, LENGTH),
-        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-        names=list(classes),
-        sentence_of=np.arange(len(texts), dtype=np.int64),
-        target_of=np.full(len(texts), -1, dtype=np.int32),
-    )
 
 
 def _read_texts(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -315,7 +280,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
     if path.suffix.lower() == ".jsonl":
         for line, written in enumerate(content.split("\n"), 1):
             if written.strip():
-                yield line, _json_row(written, path, line)
+                yield line, _json_row(written, f"{path}, line {line},")
         return
     reader = csv.DictReader(io.StringIO(content, newline=""))
     try:
@@ -323,20 +288,18 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
             raise UserError(f"{path} needs the columns text and label in its first line.")
         for row in reader:
             if None in row:
-                raise UserError(
-                    f"{path}, line {reader.line_num}, has more fields than the first line names; put quotes around "
-                    "texts that hold commas."
-                )
+                where = f"{path}, line {reader.line_num},"
+                raise UserError(f"{where} has more fields than the first line; put quotes around texts with commas.")
             yield reader.line_num, row
     except csv.Error as error:
         raise UserError(f"{path}, line {max(1, reader.line_num)}, is not csv ({error}).") from None
 
 
-def _json_row(row: str, path: Path, line: int) -> Mapping[str, object]:
+def _json_row(row: str, where: str) -> Mapping[str, object]:
     try:
         parsed = json.loads(row)
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise UserError(f'{path}, line {line}, is not a JSON object such as {{"text": "...", "label": "..."}}.')
+        raise UserError(f'{where} is not a JSON object such as {{"text": "...", "label": "..."}}.')
     return parsed

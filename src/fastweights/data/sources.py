@@ -1,7 +1,6 @@
 """Files as people have them: a folder, a zip, several zips in folders, a zip in a zip. Nothing is unpacked to disk.
 
-An archive is not trusted: entries that point outside it, sizes that only a bomb has, and damage are refused with one
-sentence that names the archive.
+An archive is not trusted: entries that point outside it, sizes typical of zip bombs, and damage are refused.
 """
 
 import io
@@ -10,39 +9,43 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path, PureWindowsPath
-from types import TracebackType
-from typing import Self
 
-from fastweights.errors import UserError
-from fastweights.files import replacing
+from fastweights.utils.errors import UserError
+from fastweights.utils.files import replacing
 
 LARGEST_FILE = 2**28
-"""Bytes in one file; the largest archive that is looked for inside another is Omniglot's, of 10 MB."""
+"""Bytes in one file; the largest archive expected inside another is Omniglot's, of 10 MB."""
 LARGEST_TOTAL = 2**34
 """Bytes in one archive, unpacked; mini-ImageNet has less than 3 GB in its largest form."""
-HIGHEST_RATIO = 1000
-"""Unpacked to packed: deflate cannot do more than 1,032, and no picture or text comes near it."""
-HARMLESS = 2**20
-"""A file no larger than this may be packed as well as it likes."""
+HIGHEST_RATIO, HARMLESS = 1000, 2**20
+"""Unpacked to packed, of larger files: deflate's limit is 1,032, and no picture or text comes near it."""
 LARGEST_INNER = 2**29
 """Bytes of all archives inside others together, which are held in memory."""
 DEEPEST = 2
 """Archives inside an archive are opened down to this depth."""
 SAYS_UTF8 = 0x800
-"""The flag of an entry whose name is declared to be UTF-8."""
+"""The flag of an entry that declares its name to be UTF-8."""
 
 
-class Files:
+class Files(ExitStack):
     """Every file below some paths, by name; a zip counts as the folder it holds. Close it, or use it with `with`."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
+        super().__init__()
         self._readers: dict[str, Callable[[], bytes]] = {}
-        self._open: list[zipfile.ZipFile] = []
         self._inner_bytes = 0
         try:
             for path in paths:
-                self._add(path)
+                if not path.exists():
+                    raise UserError(f"{path} does not exist.")
+                for file in files_under(path):
+                    if file.suffix.lower() == ".zip":
+                        self._add_zip(file, str(file), 1)
+                    else:
+                        self._readers[str(file)] = partial(_read_plain, file)
         except BaseException:
             self.close()
             raise
@@ -55,34 +58,11 @@ class Files:
     def read(self, name: str) -> bytes:
         return self._readers[name]()
 
-    def close(self) -> None:
-        for archive in self._open:
-            archive.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def _add(self, path: Path) -> None:
-        if not path.exists():
-            raise UserError(f"{path} does not exist.")
-        for file in files_under(path):
-            self._add_file(file)
-
-    def _add_file(self, path: Path) -> None:
-        if path.suffix.lower() == ".zip":
-            self._add_zip(path, str(path), 1)
-        else:
-            self._readers[str(path)] = lambda: _read_plain(path)
-
     def _add_zip(self, file: Path | io.BytesIO, label: str, depth: int) -> None:
         try:
-            archive = zipfile.ZipFile(file)
+            archive = self.enter_context(zipfile.ZipFile(file))
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise UserError(f"{label} is not a whole zip file ({error}); delete it and get or copy it again.") from None
-        self._open.append(archive)
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         _refuse_dangerous(entries, label)
         for entry in entries:
@@ -96,11 +76,11 @@ class Files:
                     raise UserError(f"{label} is refused: the archives in it are too large; unpack it first.")
                 self._add_zip(io.BytesIO(_read_entry(archive, entry, label)), name, depth + 1)
             else:
-                self._readers[name] = lambda entry=entry: _read_entry(archive, entry, label)  # type: ignore[misc]
+                self._readers[name] = partial(_read_entry, archive, entry, label)
 
 
 def _name_of(entry: zipfile.ZipInfo) -> str:
-    """Its name; many programs write UTF-8 without saying so, which zipfile then takes for an old code page."""
+    """Its name; many programs write UTF-8 without declaring it, which zipfile then reads as an old code page."""
     if entry.flag_bits & SAYS_UTF8:
         return entry.filename
     try:
@@ -110,7 +90,7 @@ def _name_of(entry: zipfile.ZipInfo) -> str:
 
 
 def files_under(path: Path) -> Iterator[Path]:
-    """The file itself, or all files in a folder, also through links to other folders, but in no folder twice."""
+    """The file itself, or all files in a folder; links to folders are followed, but no folder is visited twice."""
     if path.is_file():
         yield path
         return
@@ -142,10 +122,8 @@ def _refuse_dangerous(entries: Sequence[zipfile.ZipInfo], label: str) -> None:
             raise UserError(f"{label} is refused: its entry {name!r} points outside the archive.")
         packed_too_well = entry.file_size > max(HARMLESS, HIGHEST_RATIO * entry.compress_size)
         if packed_too_well or entry.file_size > LARGEST_FILE:
-            raise UserError(
-                f"{label} is refused: its entry {name!r} would unpack to {entry.file_size:,} bytes, which looks like "
-                "a zip bomb."
-            )
+            size = f"{entry.file_size:,} bytes"
+            raise UserError(f"{label} is refused: its entry {name!r} of {size} looks like a zip bomb.")
     total = sum(entry.file_size for entry in entries)
     if total > LARGEST_TOTAL:
         raise UserError(f"{label} is refused: it would unpack to {total:,} bytes, which looks like a zip bomb.")
@@ -154,7 +132,7 @@ def _refuse_dangerous(entries: Sequence[zipfile.ZipInfo], label: str) -> None:
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, label: str) -> bytes:
     try:
         with archive.open(entry) as stream:
-            # Never more than was declared and checked above, whatever the packed bytes would unpack to.
+            # Never more than was declared and checked above.
             data = stream.read(entry.file_size)
             if stream.read(1) or len(data) != entry.file_size:
                 raise zipfile.BadZipFile("its size is not the declared one")
@@ -174,7 +152,7 @@ def _read_plain(path: Path) -> bytes:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a file, which appears whole or not at all."""
     try:
         with replacing(path) as draft:
@@ -183,8 +161,12 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         raise UserError(f"{path} cannot be written ({error.strerror or error}).") from None
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    write_whole(path, lambda draft: draft.write_bytes(data))
+
+
 def write_zip(path: Path, contents: Iterable[tuple[str, bytes]]) -> None:
-    """An uncompressed zip (pictures do not shrink) that is the same, byte for byte, for the same contents."""
+    """An uncompressed zip (pictures do not shrink): the same bytes for the same contents."""
 
     def write(draft: Path) -> None:
         with zipfile.ZipFile(draft, "w") as archive:

@@ -1,7 +1,7 @@
 """The built-in dataset: characters of alphabets that do not exist, drawn by a program in the spirit of Omniglot.
 
 A class is a random character of two to four curved strokes, most of them joined to an earlier one. A drawing is that
-character again by a shaky hand: control points jittered, the whole rotated, slanted, stretched and moved, another pen.
+character by a shaky hand: control points jittered, the whole rotated, slanted, stretched and moved, another pen.
 1,000 / 200 / 400 classes for train / val / test, 20 drawings each, 28x28, white ink on black: 25 MB on disk, made in
 a few seconds the first time and memory-mapped after that. Nothing is downloaded.
 
@@ -18,21 +18,18 @@ import numpy as np
 
 from fastweights.data.items import Dataset, Items
 from fastweights.data.prepared import default_data_root, is_prepared, load_array, prepared_folder, read_manifest, save
-from fastweights.errors import UserError
+from fastweights.utils.errors import UserError
 
 VERSION = 1
 """Raised when any drawing changes: it is part of the cache's name, so that old drawings are not taken for new ones."""
 SPLITS = {"train": 1000, "val": 200, "test": 400}
-"""Classes in each split: about as many as Omniglot has, so that results can be read side by side."""
-DRAWINGS = 20
-"""Drawings of each class, as in Omniglot."""
-SIDE = 28
-"""Height and width in pixels, at which Omniglot is commonly used too."""
+"""Classes in each split: about as many as Omniglot has, as are drawings per class and pixels per side."""
+DRAWINGS, SIDE = 20, 28
 
 MOST = 4
-"""Strokes of the richest character: more become a thicket at 28 pixels."""
+"""Strokes of the most complex character: more cannot be told apart at 28 pixels."""
 TWO, THREE = 0.12, 0.33
-"""How often a candidate has two or three strokes; otherwise four. Busy ones are rarely legible: 30, 46, 24 % remain."""
+"""How often a candidate has two or three strokes; otherwise four. Of the legible ones 30, 46 and 24 % do."""
 JOINED, ATTACHED = 0.4, 0.35
 """How often a stroke begins at the end of the one before, or somewhere on an earlier one; otherwise it stands alone."""
 STRAIGHT, BOWED = 0.3, 0.45
@@ -40,23 +37,17 @@ STRAIGHT, BOWED = 0.3, 0.45
 BEND = (0.4, 1.2)
 """How far control points lie beside a bent stroke, in lengths of its chord: from a shallow arc to a horseshoe."""
 
-SHORTEST = 0.4
-"""Length of the shortest stroke that still shows, in longer sides of the character."""
+SHORTEST, CLEARANCE = 0.4, 0.13
+"""The least length of a stroke and its mean distance to every other, in units of the character's longer side."""
 SLIMMEST = 0.5
-"""The least width over height, or height over width, of a character: slimmer ones look like one line."""
-CLEARANCE = 0.13
-"""How far a stroke keeps from every other on average, in the same measure: nearer ones run together into a blob."""
+"""The smallest aspect ratio of a character: slimmer ones look like one line."""
 
 WOBBLE = 0.1
 """The most by which the hand misses a control point, in sides of the unit square; less is likelier."""
-TURN, SLANT, STRETCH = 0.3, 0.3, 0.2
-"""The most a drawing is rotated (in radians), slanted, and stretched along one axis: a person still reads it."""
-EXTENT = (16.0, 21.0)
-"""The longer side of a drawing in pixels."""
-SHIFT = 2.0
-"""The most a drawing is off centre in pixels: what `EXTENT` and `PEN` leave free at the edge."""
-PEN = (0.65, 1.15)
-"""Half the width of the pen in pixels."""
+ANGLE, SLANT, STRETCH = 0.3, 0.3, 0.2
+"""The most a drawing is rotated (in radians), slanted, and stretched along one axis: still legible."""
+EXTENT, PEN, SHIFT = (16.0, 21.0), (0.65, 1.15), 2.0
+"""In pixels: the longer side of a drawing, half the width of the pen, and the most that both allow to be off centre."""
 
 SEGMENTS = 16
 """Straight pieces that make a stroke: few are longer than two pixels."""
@@ -68,10 +59,10 @@ CHUNK = 25
 
 @dataclass(frozen=True)
 class Characters:
-    """Classes as programs: what to draw, stroke by stroke, before any hand has touched it."""
+    """Classes as programs: what to draw, stroke by stroke."""
 
     strokes: np.ndarray
-    """(classes) how many strokes there are; those beyond are ignored."""
+    """(classes) the number of strokes; further ones are ignored."""
     controls: np.ndarray
     """(classes, strokes, 4, 2) control points of each stroke, a cubic Bézier curve in about the unit square."""
     parent: np.ndarray
@@ -87,36 +78,29 @@ class Characters:
 
 
 def load(root: Path | None = None, seed: int = 0, progress: Callable[[float], None] | None = None) -> Dataset:
-    """The dataset, made and cached below `root` the first time; `progress` hears the fraction made so far."""
+    """The dataset, made and cached below `root` the first time; `progress` is told the fraction made so far."""
     folder = prepared_folder(root or default_data_root(), f"strokes-v{VERSION}-seed{seed}")
     if not is_prepared(folder):
-        _prepare(folder, seed, progress)
+        arrays: dict[str, np.ndarray] = {}
+        parts = np.split(make(sum(SPLITS.values()), DRAWINGS, seed, progress), np.cumsum(list(SPLITS.values()))[:-1])
+        for (split, classes), values in zip(SPLITS.items(), parts, strict=True):
+            arrays[f"{split}_values"] = values.reshape(-1, SIDE, SIDE, 1)
+            arrays[f"{split}_offsets"] = np.arange(classes + 1, dtype=np.int64) * DRAWINGS
+        facts = {"name": "strokes", "version": VERSION, "seed": seed, "classes": SPLITS, "drawings": DRAWINGS}
+        save(folder, arrays, facts)
     manifest = read_manifest(folder)
     assert manifest is not None, f"{folder} was deleted while it was opened"
-    splits = {split: _open(folder, split) for split in SPLITS}
+    splits = {}
+    for split, classes in SPLITS.items():
+        names = tuple(f"{split}-{number:04d}" for number in range(classes))
+        splits[split] = Items(load_array(folder, f"{split}_values"), load_array(folder, f"{split}_offsets"), names)
     return Dataset("strokes", splits, manifest["content_hash"], manifest=manifest, folder=folder)
 
 
-def _prepare(folder: Path, seed: int, progress: Callable[[float], None] | None) -> None:
-    images = make(sum(SPLITS.values()), DRAWINGS, seed, progress)
-    arrays: dict[str, np.ndarray] = {}
-    first = 0
-    for split, classes in SPLITS.items():
-        arrays[f"{split}_values"] = images[first : first + classes].reshape(-1, SIDE, SIDE, 1)
-        arrays[f"{split}_offsets"] = np.arange(classes + 1, dtype=np.int64) * DRAWINGS
-        first += classes
-    save(folder, arrays, {"name": "strokes", "version": VERSION, "seed": seed, "classes": SPLITS, "drawings": DRAWINGS})
-
-
-def _open(folder: Path, split: str) -> Items:
-    names = tuple(f"{split}-{number:04d}" for number in range(SPLITS[split]))
-    return Items(load_array(folder, f"{split}_values"), load_array(folder, f"{split}_offsets"), names)
-
-
 def make(classes: int, drawings: int, seed: int = 0, progress: Callable[[float], None] | None = None) -> np.ndarray:
-    """Invent classes and draw each: (classes, drawings, SIDE, SIDE, 1) uint8, a function of the arguments alone."""
+    """Random classes and drawings of each: (classes, drawings, SIDE, SIDE, 1) uint8, by the seed alone."""
     if seed < 0:
-        raise UserError(f"The seed of strokes must be 0 or more, not {seed}.")
+        raise UserError(f"the seed of strokes must be 0 or more, not {seed}.")
     rng = np.random.Generator(np.random.PCG64(seed))
     characters = invent(classes, rng)
     images = np.empty((classes, drawings, SIDE, SIDE, 1), np.uint8)
@@ -129,16 +113,16 @@ def make(classes: int, drawings: int, seed: int = 0, progress: Callable[[float],
 
 
 def invent(classes: int, rng: np.random.Generator) -> Characters:
-    """Characters that can be read: candidates are dreamt up until enough are legible."""
+    """Legible characters: candidates are drawn until there are enough."""
     kept: list[Characters] = []
     while sum(map(len, kept)) < classes:
-        candidates = _dream(2 * classes, rng)
+        candidates = _candidates(2 * classes, rng)
         kept.append(candidates.pick(_legible(candidates)))
     parts = zip(*(astuple(some) for some in kept), strict=True)
     return Characters(*(np.concatenate(part) for part in parts)).pick(slice(classes))
 
 
-def _dream(count: int, rng: np.random.Generator) -> Characters:
+def _candidates(count: int, rng: np.random.Generator) -> Characters:
     shape = (count, MOST)
     two, three = _chances(rng.random(count), TWO, THREE)
     strokes = np.where(two, 2, np.where(three, 3, MOST))
@@ -167,7 +151,7 @@ def _anchors(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarr
 
 
 def _chances(draws: np.ndarray, first: float, second: float) -> tuple[np.ndarray, np.ndarray]:
-    """Turn uniform draws into two events that exclude each other, of these probabilities."""
+    """Turn uniform draws into two mutually exclusive events of these probabilities."""
     return draws < first, (draws >= first) & (draws < first + second)
 
 
@@ -207,14 +191,14 @@ def curve(controls: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _polylines(strokes: np.ndarray, controls: np.ndarray) -> np.ndarray:
-    """(n, strokes, SEGMENTS + 1, 2): points along each stroke; strokes that do not count repeat the first one."""
+    """(n, strokes, SEGMENTS + 1, 2): points along each stroke; strokes beyond the number repeat the first one."""
     points = curve(controls, np.arange(SEGMENTS + 1) / SEGMENTS)
     beyond = np.arange(controls.shape[1]) >= strokes[:, None]
     return np.where(beyond[:, :, None, None], points[:, :1], points)
 
 
 def _legible(characters: Characters) -> np.ndarray:
-    """(classes) bool: no stroke too short, none on top of another, the whole not too slim."""
+    """(classes) bool: no stroke too short or on top of another, the character not too slim."""
     lines = _polylines(characters.strokes, characters.controls)
     step = np.diff(lines, axis=2)
     lengths = np.sqrt(step[..., 0] * step[..., 0] + step[..., 1] * step[..., 1]).sum(-1)
@@ -225,7 +209,7 @@ def _legible(characters: Characters) -> np.ndarray:
 
 
 def _clearance(strokes: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """(n): the mean distance of a stroke's points to another stroke, for the two strokes that are closest."""
+    """(n): the mean distance of a stroke's points to another stroke, for the closest two strokes."""
     clearance = np.full(len(lines), np.inf)
     for k in range(lines.shape[1]):
         for other in range(lines.shape[1]):
@@ -237,7 +221,7 @@ def _clearance(strokes: np.ndarray, lines: np.ndarray) -> np.ndarray:
 
 
 def draw(characters: Characters, drawings: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw each character by a new hand each time: (classes, drawings, SIDE, SIDE) uint8."""
+    """Draw each character, differently each time: (classes, drawings, SIDE, SIDE) uint8."""
     each = characters.pick(np.repeat(np.arange(len(characters)), drawings))
     lines = _polylines(each.strokes, _shaken(each, rng))
     lines = _placed(_distorted(lines, rng), rng)
@@ -246,7 +230,7 @@ def draw(characters: Characters, drawings: int, rng: np.random.Generator) -> np.
 
 
 def _shaken(characters: Characters, rng: np.random.Generator) -> np.ndarray:
-    """Control points as the hand hits them; a stroke that begins on another still does."""
+    """Control points with jitter; a stroke that begins on another still does."""
     shape = characters.controls.shape
     controls = characters.controls + (rng.random(shape) + rng.random(shape) - 1) * WOBBLE
     for k in range(1, shape[1]):
@@ -259,17 +243,17 @@ def _shaken(characters: Characters, rng: np.random.Generator) -> np.ndarray:
 
 def _distorted(lines: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Stretch, slant and rotate each drawing."""
-    turn, slant, stretch = (_between(-most, most, rng.random((len(lines), 1, 1))) for most in (TURN, SLANT, STRETCH))
+    angle, slant, stretch = (_between(-most, most, rng.random((len(lines), 1, 1))) for most in (ANGLE, SLANT, STRETCH))
     x, y = lines[..., 0] * (1 + stretch), lines[..., 1] / (1 + stretch)
     x = x + slant * y
-    half = turn / 2  # rotates by 2 atan(turn / 2): the angle to within a hundredth, without sin and cos
+    half = angle / 2  # rotates by 2 atan(angle / 2): the angle to within a hundredth, without sin and cos
     scale = 1 + half * half
     cos, sin = (1 - half * half) / scale, 2 * half / scale
     return np.stack([cos * x - sin * y, sin * x + cos * y], -1)
 
 
 def _placed(lines: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Bring each drawing to its size in pixels, near the middle of the image."""
+    """Scale each drawing to its size in pixels, near the middle of the image."""
     low, high = lines.min((1, 2)), lines.max((1, 2))
     scale = _between(*EXTENT, rng.random(len(lines))) / (high - low).max(-1)
     middle = (SIDE - 1) / 2 + _between(-SHIFT, SHIFT, rng.random((len(lines), 2)))

@@ -1,76 +1,104 @@
-"""The ledger: one JSON object per line for each finished run and test. No number reaches a table but from here.
+"""The ledger: one JSON object per line for each finished run and test. All numbers of the tables come from here.
 
-Beside `runs.jsonl` lies `runs.details.jsonl`, with what tables do not show: the right answers in each test task, so
-that learners can be compared task by task, and the learning curve.
+Beside `runs.jsonl` lies `runs.details.jsonl`: the correct answers in each test task, so that learners can be compared
+task by task, and the learning curve.
 """
 
 import base64
+import functools
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args, get_origin
 
 import numpy as np
 import torch
 
-from fastweights.errors import UserError
 from fastweights.evaluation import Evaluation
-from fastweights.experiments.recipes import RECIPES, VARIANTS, settings_by
-from fastweights.experiments.tables import PROTOCOLS, parse_experiment
-from fastweights.files import read_lines, replacing, taking_turns
-from fastweights.presets import PRESETS
-from fastweights.settings import LearnerSettings, TrainSettings, is_of
+from fastweights.experiments.plan import Key
+from fastweights.experiments.recipes import RECIPES, VARIANTS, Settings, settings_by
+from fastweights.experiments.tables import parse_experiment
+from fastweights.learners.registry import PRESETS, LearnerSettings, build_learner
+from fastweights.training.settings import TrainSettings
+from fastweights.utils import retired
+from fastweights.utils.errors import UserError
+from fastweights.utils.files import read_lines, replacing, taking_turns
+from fastweights.utils.settings import is_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Record:
-    """What both files say a number is about."""
-
-    experiment: str
-    protocol: str
-    """Which division of a text; empty for images."""
-    learner: str
-    variant: str
-    recipe: str
-    seed: int
-
-    @property
-    def key(self) -> tuple[str, str, str, str, str, int]:
-        return self.experiment, self.protocol, self.learner, self.variant, self.recipe, self.seed
-
-    @property
-    def name(self) -> str:
-        cell = "/".join(filter(None, (self.experiment, self.learner, self.variant)))
-        return f"{cell} ({', '.join(filter(None, (self.recipe, self.protocol)))}, seed {self.seed})"
+class Record:
+    """A line of JSON in one of the files."""
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Check every field; ValueError says which is wrong."""
-        kinds: dict[str, Any] = {f.name: f.type for f in fields(cls)}
+        """Check every field; a ValueError names the wrong one."""
+        kinds: dict[str, Any] = {field.name: field.type for field in fields(cls)}
         if not isinstance(values, dict):
-            raise ValueError("it is no JSON object")
-        if set(values) != set(kinds):
-            odd = sorted(set(values) ^ set(kinds))
-            raise ValueError(f"the field {odd[0]!r} is {'missing' if odd[0] in kinds else 'not known'}")
+            raise ValueError("it is not a JSON object")
+        for odd in sorted(set(values) ^ set(kinds)):
+            raise ValueError(f"the field {odd!r} is {'missing' if odd in kinds else 'not known'}")
         for name, kind in kinds.items():
-            if not is_of(values[name], dict if kind == dict[str, Any] else kind):
+            either = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+            if not any(is_of(values[name], get_origin(one) or one) for one in either):
                 raise ValueError(f"the field {name!r} holds {str(values[name])[:40]!r}")
         record = cls(**values)
         record.check()
         return record
 
+    def to_json(self) -> str:
+        return json.dumps(vars(self), ensure_ascii=False)
+
+    def check(self) -> None:
+        """Raise a ValueError if the fields do not fit together."""
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    for part in ("learner", "training"):
+        if not isinstance(config.get(part), dict):
+            raise ValueError(f"the field 'config' holds {str(config.get(part))[:40]!r} for {part}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfRun(Record):
+    """What identifies a run, in both files."""
+
+    experiment: str
+    protocol: str
+    """How the text is split; empty for images."""
+    learner: str
+    variant: str
+    """Under the name that it has now."""
+    recipe: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "variant", retired.VARIANTS.get(self.variant, self.variant))
+
+    @property
+    def key(self) -> Key:
+        return self.experiment, self.protocol, self.learner, self.variant, self.recipe, self.seed
+
+    @property
+    def cell(self) -> str:
+        return "/".join(filter(None, (self.experiment, self.learner, self.variant)))
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell} ({', '.join(filter(None, (self.recipe, self.protocol, f'seed {self.seed}')))})"
+
     def check(self) -> None:
         experiment = parse_experiment(self.experiment)
-        is_text = experiment.dataset == "ptb"
         known = {
             "learner": self.learner in PRESETS,
             "variant": self.variant == "" or self.variant in VARIANTS,
             "recipe": self.recipe in RECIPES,
             "seed": self.seed >= 0,
-            "protocol": self.protocol in (PROTOCOLS if is_text else ("",)),
-            "experiment": bool(experiment.test) == is_text,
+            "protocol": self.protocol in experiment.protocols,
+            "experiment": bool(experiment.test) == (experiment.dataset == "ptb"),
         }
         for name, right in known.items():
             if not right:
@@ -78,69 +106,71 @@ class _Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line(_Record):
-    """A number and everything it came from. Accuracies in %."""
+class Line(_OfRun):
+    """A number and everything behind it. Accuracies in %."""
 
     test_accuracy: float
     test_ci95: float
     """Half the 95 % interval over test tasks."""
     test_tasks: int
     centroid_accuracy: float
-    """The same encoder on the same tasks, with the nearest class mean in the place of the fast weights."""
+    """The same encoder on the same tasks, with the nearest class mean instead of the fast weights."""
     val_accuracy: float
-    """Of the weights that were kept, by which they were chosen; with `train_on_validation`, of classes trained on."""
+    """Of the weights that were kept; with `train_on_validation`, on classes of the training."""
     train_tasks: int
     train_seconds: float
-    """By the clock, with everything but the loading of the data and the test."""
+    """Wall clock, without loading the data and without the test."""
     tasks_per_second: float
-    """While training, the median of the log's."""
+    """The median over the log of the training."""
     device: str
     torch: str
     commit: str
-    """Of the code that made it; "a..b" where a began the training and b finished or tested it."""
+    """Of the code; "a..b" where a started the training and b finished or tested it."""
     data_hash: str
     config: dict[str, Any]
 
     @property
     def trained_on_validation(self) -> bool:
-        """Whether its validation was of classes it had been trained on."""
+        """Whether it was trained on the validation classes, too."""
         return bool(self.config.get("training", {}).get("train_on_validation", False))
 
     @property
     def transductive(self) -> bool:
-        """Whether its answers depended on the other questions of a task: MAML's batch norm is by these."""
-        learner = self.config.get("learner", {})
-        return learner.get("system") == "maml" and bool(learner.get("batch_norm"))
+        """Whether its answers depend on the other queries of a task, as MAML's do by its batch norm."""
+        return is_transductive(json.dumps(self.config.get("learner", {}), sort_keys=True))
 
     def check(self) -> None:
         super().check()
-        for name in ("test_accuracy", "centroid_accuracy", "val_accuracy"):
-            if not 0 <= getattr(self, name) <= 100:
-                raise ValueError(f"the field {name!r} holds {getattr(self, name)}, which is no percentage")
-        for name in ("test_ci95", "train_tasks", "train_seconds", "tasks_per_second"):
-            if getattr(self, name) < 0:
+        check_config(self.config)
+        for name, value in vars(self).items():
+            if name.endswith("_accuracy") and not 0 <= value <= 100:
+                raise ValueError(f"the field {name!r} holds {value}, which is not a percentage")
+            if isinstance(value, (int, float)) and value < 0:
                 raise ValueError(f"the field {name!r} is negative")
-        for part in ("learner", "training"):
-            if not isinstance(self.config.get(part), dict):
-                raise ValueError(f"the field 'config' holds {str(self.config.get(part))[:40]!r} for {part}")
+            if value == "" and name not in ("protocol", "variant"):
+                raise ValueError(f"the field {name!r} is empty")
         if self.test_tasks < 2:
             raise ValueError(f"the field 'test_tasks' holds {self.test_tasks}")
-        for name in ("device", "torch", "commit", "data_hash"):
-            if not getattr(self, name):
-                raise ValueError(f"the field {name!r} is empty")
+
+
+@functools.cache
+def is_transductive(learner: str) -> bool:
+    """Whether a learner, by its settings as JSON, answers the queries of a task jointly."""
+    with torch.device("meta"):
+        return build_learner(LearnerSettings.from_json(json.loads(learner))).transductive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Details(_Record):
-    """What stands behind a line."""
+class Details(_OfRun):
+    """The answers and the learning curve behind a line."""
 
     questions: int
-    """In each test task."""
+    """Queries in each test task."""
     right: str
-    """Right answers in each test task: see `pack`."""
+    """Correct answers in each test task: see `pack`."""
     centroid_right: str
     """Likewise of the nearest class mean."""
-    curve: dict[str, Any] = field(default_factory=dict)
+    curve: dict[str, Any]
     """`train`: [step, seconds, loss, accuracy in %] each; `validation`: [step, seconds, accuracy in %]."""
 
     def check(self) -> None:
@@ -149,23 +179,15 @@ class Details(_Record):
         if self.questions < 1 or len(right) != len(centroid_right) or len(right) == 0:
             raise ValueError("the answers to the test tasks do not fit together")
         if max(right.max(), centroid_right.max()) > self.questions:
-            raise ValueError(f"of {self.questions} questions of a task more were answered rightly")
+            raise ValueError(f"more than {self.questions} correct answers in a task of {self.questions} queries")
         if set(self.curve) != {"train", "validation"}:
-            raise ValueError("the field 'curve' has to hold train and validation")
+            raise ValueError("the field 'curve' must hold train and validation")
         if not are_points(self.curve["train"], 4) or not are_points(self.curve["validation"], 3):
-            raise ValueError("the field 'curve' holds something else than points")
-
-    def require_behind(self, line: Line) -> None:
-        """Refuse a line that does not follow from these answers."""
-        shares = self.shares
-        of_details = len(shares), *(100 * n for n in (shares.mean(), ci95(shares), self.centroid_shares.mean()))
-        of_line = line.test_tasks, line.test_accuracy, line.test_ci95, line.centroid_accuracy
-        if any(abs(a - b) > 0.01 for a, b in zip(of_details, of_line, strict=True)):
-            raise UserError(f"{line.name} does not follow from the answers in its details; run it again.")
+            raise ValueError("the field 'curve' does not hold points")
 
     @property
     def shares(self) -> np.ndarray:
-        """(tasks) The share of right answers in each."""
+        """(tasks) The share of correct answers in each."""
         return unpack(self.right) / self.questions
 
     @property
@@ -179,7 +201,7 @@ def ci95(by_task: np.ndarray) -> float:
 
 
 def are_points(values: Any, size: int) -> bool:
-    """Whether something is a list of so many numbers each."""
+    """Whether something is a list of points, each of `size` numbers."""
     return isinstance(values, list) and all(
         isinstance(point, list) and len(point) == size and all(is_of(number, float) for number in point)
         for point in values
@@ -204,72 +226,81 @@ def details_path(ledger: Path) -> Path:
 
 def read(ledger: Path) -> list[Line]:
     """All lines; none where the file does not exist yet."""
-    return _read(ledger, Line)
+    return list(_read(ledger, Line).values())
 
 
-def read_details(ledger: Path) -> dict[tuple[Any, ...], Details]:
-    return {record.key: record for record in _read(details_path(ledger), Details)}
+def read_details(ledger: Path) -> dict[Key, Details]:
+    return {record.key: record for record in _read(details_path(ledger), Details).values()}
 
 
-def _read(path: Path, kind: type[Any]) -> list[Any]:
-    records: dict[tuple[Any, ...], Any] = {}
+def _read(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """The records of a file by their text. The text is kept when the file is written again, retired names included."""
+    records: dict[str, Any] = {}
+    known: set[Key] = set()
     for number, text in enumerate(read_lines(path), 1):
         try:
             record = kind.from_json(json.loads(text))
         except (ValueError, RecursionError, UserError) as error:
             raise UserError(f"{path}, line {number}: {error}; restore the file from version control.") from None
-        if record.key in records:
+        if record.key in known:
             raise UserError(f"{path}, line {number}: {record.name} is there a second time; remove one of them.")
-        records[record.key] = record
-    return list(records.values())
+        records[text] = record
+        known.add(record.key)
+    return records
 
 
 def append(ledger: Path, lines: Sequence[Line], details: Sequence[Details]) -> None:
-    """Add finished runs, whole or not at all. The details come first: a line never lacks them."""
+    """Add finished runs, all or none. Details are written first: a line is never without them."""
     with taking_turns(ledger.parent):
-        former = read(ledger)
-        known = {line.key for line in former}
+        former = _read(ledger, Line)
+        known = {line.key for line in former.values()}
         for line in lines:
             if line.key in known:
                 raise UserError(f"{ledger} already holds {line.name}; a run counts once.")
         require_details(lines, {one.key: one for one in details})
         if details:
-            stand_behind = {record.key: record for record in (*read_details(ledger).values(), *details)}
-            _write(details_path(ledger), stand_behind.values())
+            new = {record.key for record in details}
+            before = _read(details_path(ledger), Details)
+            kept = [text for text, record in before.items() if record.key not in new]
+            _write(details_path(ledger), [*kept, *(one.to_json() for one in details)])
         if lines:
-            _write(ledger, [*former, *lines])
+            _write(ledger, [*former, *(line.to_json() for line in lines)])
 
 
-def require_details(lines: Iterable[Line], details: Mapping[tuple[Any, ...], Details]) -> None:
-    """Refuse lines that lack the answers they come from, or do not follow from them."""
+def require_details(lines: Iterable[Line], details: Mapping[Key, Details]) -> None:
+    """Refuse lines without details, and lines that do not follow from them."""
     for line in lines:
         if line.key not in details:
-            raise UserError(f"{line.name} has no details: what stands behind a line lies beside its ledger.")
-        details[line.key].require_behind(line)
+            raise UserError(f"{line.name} has no details; restore the .details.jsonl file beside its ledger.")
+        shares, by_means = details[line.key].shares, details[line.key].centroid_shares
+        of_details = len(shares), *(100 * number for number in (shares.mean(), ci95(shares), by_means.mean()))
+        of_line = line.test_tasks, line.test_accuracy, line.test_ci95, line.centroid_accuracy
+        if any(abs(a - b) > 0.01 for a, b in zip(of_details, of_line, strict=True)):
+            raise UserError(f"{line.name} does not follow from the answers in its details; run it again.")
 
 
-def _write(path: Path, records: Iterable[Line | Details]) -> None:
+def _write(path: Path, texts: Iterable[str]) -> None:
     with replacing(path) as draft:
-        draft.write_text("".join(map(_text, records)), encoding="utf-8")
+        draft.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
 
-def _text(record: Line | Details) -> str:
-    return json.dumps(asdict(record), ensure_ascii=False) + "\n"
-
-
-OF_THE_CELL = frozenset(["dataset", "variant", "data_hash", "way", "shot", "precision", "seed"])
-"""Settings that no recipe is about."""
+CELL_SETTINGS = frozenset(["dataset", "variant", "data_hash", "way", "shot", "precision", "seed"])
+"""Settings that no recipe sets."""
 
 
 def follows_recipe(line: Line) -> bool:
-    """Whether the recipe still says what this run was made by; if not, its command no longer gives its number."""
-    whose = line.recipe, parse_experiment(line.experiment).training, line.learner, line.variant
+    """Whether a run has the settings that its recipe has now; if not, its command no longer gives its number."""
+    cell = line.recipe, parse_experiment(line.experiment).training, line.learner, line.variant
+    return has_settings(line.config, lambda found, run: settings_by(*cell, found.item_shape, found.vocabulary, run))
+
+
+def has_settings(config: Mapping[str, Any], wanted: Callable[[LearnerSettings, dict[str, Any]], Settings]) -> bool:
+    """Whether a line's settings are those wanted, given those of its learner and its `CELL_SETTINGS`."""
     try:
-        training = TrainSettings.from_json(line.config["training"])
-        learner = LearnerSettings.from_json(line.config["learner"])
-        of_the_run = {name: getattr(training, name) for name in OF_THE_CELL}
-        return (learner, training) == settings_by(*whose, learner.item_shape, learner.vocabulary, of_the_run)
-    except UserError:  # settings that there are no more
+        learner = LearnerSettings.from_json(config["learner"])
+        training = TrainSettings.from_json(config["training"])
+        return (learner, training) == wanted(learner, {name: getattr(training, name) for name in CELL_SETTINGS})
+    except UserError:  # settings that no longer exist
         return False
 
 
@@ -277,46 +308,38 @@ def retired_path(ledger: Path) -> Path:
     return ledger.with_suffix(".retired.jsonl")
 
 
-def _retired_texts(ledger: Path) -> list[str]:
-    return [f"{text}\n" for text in read_lines(retired_path(ledger))]
-
-
-def retire(ledger: Path, retired: Sequence[Line]) -> Path:
-    """Move lines out of the way, so that they can be run again by a better recipe.
-
-    They stay on record in a file beside the ledger; their details do not.
-    """
-    path, gone = retired_path(ledger), {line.key for line in retired}
+def retire(ledger: Path, lines_to_retire: Sequence[Line]) -> Path:
+    """Move lines to the file of retired ones, so that their cells can be run again; their details are deleted."""
+    path, gone = retired_path(ledger), {line.key for line in lines_to_retire}
     with taking_turns(ledger.parent):
-        with replacing(path) as draft:
-            # Each once: this may have been broken off before.
-            texts = dict.fromkeys([*_retired_texts(ledger), *map(_text, retired)])
-            draft.write_text("".join(texts), encoding="utf-8")
-        _write(ledger, [line for line in read(ledger) if line.key not in gone])
-        _write(details_path(ledger), [one for key, one in read_details(ledger).items() if key not in gone])
+        lines, details = _read(ledger, Line), _read(details_path(ledger), Details)
+        # Each once: this may have been interrupted before.
+        _write(path, dict.fromkeys([*read_lines(path), *(text for text, line in lines.items() if line.key in gone)]))
+        _write(ledger, [text for text, line in lines.items() if line.key not in gone])
+        _write(details_path(ledger), [text for text, one in details.items() if one.key not in gone])
     return path
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What became of the lines of another ledger."""
+    """How many lines of another ledger were added."""
 
     added: int
     known: int
-    """Word for word the same as here, or as one retired here."""
+    """Equal to a line of this ledger, or to a retired one."""
     refused: tuple[str, ...]
-    """Runs that are here with another number: the first one stays."""
+    """Runs that this ledger has with another number: the first one stays."""
 
 
 def merge(ledger: Path, other: Path) -> Merged:
-    """Take in the lines of a ledger written elsewhere, and the details beside it."""
+    """Add the lines of a ledger from another machine, with their details."""
     if not other.is_file():
-        raise UserError(f"{other} does not exist; name the runs.jsonl that another machine wrote.")
+        raise UserError(f"{other} does not exist; name the runs.jsonl of another machine.")
     here = {line.key: line for line in read(ledger)}
-    theirs, their_details = read(other), read_details(other)
-    retired = set(_retired_texts(ledger))
-    new = [line for line in theirs if line.key not in here and _text(line) not in retired]
-    refused = [line for line in theirs if here.get(line.key, line) != line and _text(line) not in retired]
+    theirs, their_details = _read(other, Line), read_details(other)
+    gone = set(read_lines(retired_path(ledger)))
+    new = [line for text, line in theirs.items() if line.key not in here and text not in gone]
+    refused = [line for text, line in theirs.items() if here.get(line.key, line) != line and text not in gone]
     append(ledger, new, [their_details[line.key] for line in new if line.key in their_details])
     known = len(theirs) - len(new) - len(refused)
     return Merged(len(new), known, tuple(line.name for line in refused))

@@ -1,19 +1,16 @@
-"""What is to be run, most wanted first, as plain data."""
+"""The plan: which runs, in which order, as plain data."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from fastweights.errors import UserError
-from fastweights.experiments.recipes import RECIPES, VARIANTS, departures_of
-from fastweights.experiments.tables import (
-    ABLATION,
-    ABLATION_EXPERIMENT,
-    ABLATION_LEARNER,
-    PROTOCOLS,
-    TABLES,
-    parse_experiment,
-)
-from fastweights.presets import PRESETS, encoder_of
+from fastweights.experiments.recipes import RECIPES, VARIANTS, leave_one_out_of
+from fastweights.experiments.tables import ABLATION, ABLATION_CELL, PROTOCOLS, TABLES, parse_experiment
+from fastweights.learners.registry import PRESETS, find_preset, reads_text
+from fastweights.utils import retired
+from fastweights.utils.errors import UserError, unknown
+
+Key = tuple[str, str, str, str, str, int]
+"""What identifies a line of the ledger: experiment, protocol, learner, variant, recipe, seed."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Run:
     variant: str = ""
     recipe: str = "best"
     protocol: str = ""
-    """How text is divided; empty for images."""
+    """How text is split; empty for images."""
     seed: int = 0
 
     @property
@@ -35,8 +32,8 @@ class Run:
         return tuple(f"{self.training}-{test}" for test in ("random", "all")) if self.protocol else (self.training,)
 
     @property
-    def keys(self) -> tuple[tuple[str, str, str, str, str, int], ...]:
-        """Those of its lines in the ledger."""
+    def keys(self) -> tuple[Key, ...]:
+        """The keys of its lines in the ledger."""
         rest = self.protocol, self.learner, self.variant, self.recipe, self.seed
         return tuple((experiment, *rest) for experiment in self.experiments)
 
@@ -51,8 +48,7 @@ class Run:
         return "_".join(filter(None, parts))
 
     def __str__(self) -> str:
-        protocol = f", {self.protocol}" if self.protocol else ""
-        return f"{self.cell} ({self.recipe}{protocol}, seed {self.seed})"
+        return f"{self.cell} ({', '.join(filter(None, (self.recipe, self.protocol, f'seed {self.seed}')))})"
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class Step:
     seeds: int = 1
     recipe: str = "best"
     protocol: str = PROTOCOLS[0]
-    """Matters to text alone."""
+    """For text only."""
 
 
 def _cells(trainings: Iterable[str], *learners: str) -> tuple[str, ...]:
@@ -78,7 +74,7 @@ _PTB_1, _PTB_MORE = ("ptb-5way-1shot",), ("ptb-5way-2shot", "ptb-5way-3shot")
 
 
 def _fast_weight_cells(rule: str) -> tuple[str, ...]:
-    """One shot first, and of that what is quickest."""
+    """One shot first, the quickest of them first."""
     cnn, resnet, lstm = f"fwcnn-{rule}", f"fwresnet-{rule}", f"lstm-fwmlp-{rule}"
     first = _cells(_OMNIGLOT_1, cnn) + _cells(_MINI_1, cnn) + _cells(_PTB_1, lstm) + _cells(_MINI_1, resnet)
     more = _cells(_OMNIGLOT_5, cnn) + _cells(_MINI_5, cnn) + _cells(_PTB_MORE, lstm) + _cells(_MINI_5, resnet)
@@ -90,35 +86,27 @@ def _one_shot_first(cells: Sequence[str]) -> tuple[str, ...]:
 
 
 _HEBB, _GRADIENT = _fast_weight_cells("hebb"), _fast_weight_cells("gradient")
-_ABLATION = tuple("/".join(filter(None, (ABLATION_EXPERIMENT, ABLATION_LEARNER, bar.variant))) for bar in ABLATION)
-_RIVALS = (
-    _cells(("omniglot-5way-1shot", *_MINI_1), "matching-cnn", "prototypical-cnn", "maml-cnn")
-    + _cells(_PTB_1, "matching-lstm")
-)  # fmt: skip
-
-_DEPARTURES = tuple(
-    f"{training}/{learner}/{variant}"
-    for training, learner in (
-        (ABLATION_EXPERIMENT, ABLATION_LEARNER),
-        ("omniglot-5way-1shot", "fwcnn-hebb"),
-        ("ptb-5way-1shot", "lstm-fwmlp-hebb"),
-    )
-    for variant in departures_of(training, learner)
+_FIRST_ORDER = _fast_weight_cells("gradient1")
+_ABLATION = tuple("/".join(filter(None, (*ABLATION_CELL, bar.variant))) for bar in ABLATION)
+_IMAGE_BASELINES = _cells(("omniglot-5way-1shot", *_MINI_1), "matching-cnn", "prototypical-cnn", "maml-cnn")
+_LEFT_OUT_OF = (ABLATION_CELL, ("omniglot-5way-1shot", "fwcnn-hebb"), ("ptb-5way-1shot", "lstm-fwmlp-hebb"))
+LEAVE_ONE_OUT_STEP = Step(
+    "the leave-one-out ablation of the best recipe",
+    tuple("/".join((*cell, variant)) for cell in _LEFT_OUT_OF for variant in leave_one_out_of(*cell)),
 )
 
-DEPARTURES_ALONE = Step("each departure of the best recipe taken back alone", _DEPARTURES)
-
 PLAN: tuple[Step, ...] = (
-    Step("every fast-weight cell once, one shot first", _one_shot_first(_HEBB + _GRADIENT)),
+    Step("every fast-weight cell by Hebb and second-order gradient", _one_shot_first(_HEBB + _GRADIENT)),
     Step("the ablation figure", _ABLATION),
     Step("three seeds of the Hebb cells", _HEBB, seeds=3),
-    Step("the paper's recipe", _one_shot_first(_HEBB + _GRADIENT), recipe="paper"),
-    Step(
-        "the other division of the Penn Treebank", _cells((*_PTB_1, *_PTB_MORE), "lstm-fwmlp-hebb"), protocol="pooled"
-    ),
-    Step("the rivals", _RIVALS),
-    Step("the stretch targets by class sums of unit length", _fast_weight_cells("normalised")),
-    DEPARTURES_ALONE,
+    Step("the paper's recipe, Hebb and second-order gradient", _one_shot_first(_HEBB + _GRADIENT), recipe="paper"),
+    Step("first-order gradient", _FIRST_ORDER),
+    Step("first-order gradient by the paper's recipe", _FIRST_ORDER, recipe="paper"),
+    Step("the ablation figure by the paper's recipe", _ABLATION, recipe="paper"),
+    Step("the pooled split of Penn Treebank", _cells((*_PTB_1, *_PTB_MORE), "lstm-fwmlp-hebb"), protocol="pooled"),
+    Step("the baselines", _IMAGE_BASELINES + _cells(_PTB_1, "matching-lstm")),
+    Step("the normalised rule, for the stretch targets", _fast_weight_cells("normalised")),
+    LEAVE_ONE_OUT_STEP,
 )
 
 
@@ -127,23 +115,25 @@ def parse_cell(name: str) -> tuple[str, str, str]:
     experiment, slash, rest = name.partition("/")
     learner, _, variant = rest.partition("/")
     training = parse_experiment(experiment).training
-    if not slash or learner not in PRESETS:
-        raise UserError(f"there is no model {learner!r} to run {experiment} with; there are {', '.join(PRESETS)}.")
+    if not slash:
+        raise UserError(f"{name!r} names no model; a cell is, for example, {experiment}/fwcnn-hebb.")
+    find_preset(learner)
+    variant = retired.VARIANTS.get(variant, variant)
     if variant and variant not in VARIANTS:
-        raise UserError(f"there is no variant {variant!r}; there are {', '.join(VARIANTS)}.")
-    if (encoder_of(learner) == "lstm") != training.startswith("ptb"):
-        raise UserError(f"{learner} cannot be asked {experiment}: one is for sentences, the other for images.")
+        raise unknown("variant", variant, VARIANTS)
+    if reads_text(learner) != training.startswith("ptb"):
+        raise UserError(f"{learner} does not fit {experiment}: one is for sentences, the other for images.")
     return training, learner, variant
 
 
-def runs_of(cell: str, recipe: str, protocol: str, seeds: int) -> Iterator[Run]:
+def run_of(cell: str, recipe: str = "best", protocol: str = "", seed: int = 0) -> Run:
     training, learner, variant = parse_cell(cell)
-    protocol = (protocol or PROTOCOLS[0]) if training.startswith("ptb") else ""
-    return (Run(training, learner, variant, recipe, protocol, seed) for seed in range(seeds))
+    protocols = parse_experiment(training).protocols
+    return Run(training, learner, variant, recipe, protocol if protocol in protocols else protocols[0], seed)
 
 
 def whole_plan(seeds: int) -> list[Run]:
-    """All steps in order, none asking more than `seeds`; then whatever is left of so many seeds of their cells."""
+    """All steps in order, none with more than `seeds`; then the remaining seeds of their cells."""
     steps = [run for step in PLAN for run in runs_of_step(step, min(seeds, step.seeds))]
     more = [run for step in PLAN for run in runs_of_step(step, seeds)]
     return list(dict.fromkeys(steps + more))
@@ -151,47 +141,34 @@ def whole_plan(seeds: int) -> list[Run]:
 
 def runs_of_step(step: Step, seeds: int) -> list[Run]:
     """Seed by seed, not cell by cell: a number for every cell first."""
-    runs = [run for cell in step.cells for run in runs_of(cell, step.recipe, step.protocol, seeds)]
-    return sorted(runs, key=lambda run: run.seed)
+    return [run_of(cell, step.recipe, step.protocol, seed) for seed in range(seeds) for cell in step.cells]
 
 
-def missing(runs: Sequence[Run], known: Container[tuple[str, str, str, str, str, int]]) -> list[Run]:
-    """The runs of which a test has no line yet, where these are the keys of all lines."""
+def missing(runs: Sequence[Run], known: Container[Key]) -> list[Run]:
+    """The runs with a test that has no line yet, given the keys of all lines."""
     return [run for run in runs if any(key not in known for key in run.keys)]
 
 
 def choose(wanted: Sequence[str], seeds: int, recipe: str = "", learner: str = "", protocol: str = "") -> list[Run]:
-    """The runs of tables and cells (all of the plan if none is named), in the plan's order; then cells beyond it."""
-    _check(seeds, recipe, learner, protocol)
-    plan = whole_plan(seeds)
-    chosen = [run for run in plan if not wanted or any(_is_part_of(run, name) for name in wanted)]
-    for name in wanted:
-        if "/" in name:
-            chosen += runs_of(name, recipe or "best", protocol, seeds)
-    asked = {"recipe": recipe, "learner": learner, "protocol": protocol}
-    return [
-        run
-        for run in dict.fromkeys(chosen)
-        if all(getattr(run, what) == value for what, value in asked.items() if value)
-    ]
-
-
-def _check(seeds: int, recipe: str, learner: str, protocol: str) -> None:
+    """The runs of tables and cells (the whole plan if none is named), in the plan's order; then cells not in it."""
     if seeds < 1:
-        raise UserError(f"--seeds must be at least 1, not {seeds}.")
-    for option, value, known in (
-        ("--recipe", recipe, tuple(RECIPES)),
-        ("--learner", learner, tuple(PRESETS)),
-        ("--protocol", protocol, PROTOCOLS),
-    ):
-        if value and value not in known:
-            raise UserError(f"{option} {value!r} is not known; there are {', '.join(known)}.")
+        raise UserError(f"seeds must be at least 1, not {seeds}.")
+    known = {"recipe": list(RECIPES), "model": list(PRESETS), "protocol": list(PROTOCOLS)}
+    for what, name in {"recipe": recipe, "model": learner, "protocol": protocol}.items():
+        if name and name not in known[what]:
+            raise unknown(what, name, known[what])
+    chosen = [run for run in whole_plan(seeds) if not wanted or any(_is_part_of(run, name) for name in wanted)]
+    cells = [name for name in wanted if "/" in name]
+    chosen += [run_of(cell, recipe or "best", protocol, seed) for cell in cells for seed in range(seeds)]
+    filters = {"recipe": recipe, "learner": learner, "protocol": protocol}
+    given = {what: value for what, value in filters.items() if value}
+    return [run for run in dict.fromkeys(chosen) if all(getattr(run, what) == given[what] for what in given)]
 
 
 def _is_part_of(run: Run, name: str) -> bool:
     """Whether a run belongs to a table, an experiment or a cell."""
     if name == "ablation":
-        return run.recipe == "best" and run.cell in _ABLATION
+        return run.cell in _ABLATION
     if name in TABLES:
         return run.training.startswith(f"{name}-") and not run.variant
     if "/" in name:
@@ -200,6 +177,6 @@ def _is_part_of(run: Run, name: str) -> bool:
         return run.training == parse_experiment(name).training and not run.variant
     except UserError:
         raise UserError(
-            f"{name!r} is no table and no cell; a table is {', '.join(TABLES)} or ablation, "
-            "a cell mini-imagenet-5way-1shot/fwcnn-hebb or mini-imagenet-5way-1shot/fwcnn-hebb/truncated."
+            f"{name!r} is no table and no cell; the tables are {', '.join(TABLES)} and ablation, "
+            "a cell is mini-imagenet-5way-1shot/fwcnn-hebb or mini-imagenet-5way-1shot/fwcnn-hebb/truncated."
         ) from None

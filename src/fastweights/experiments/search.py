@@ -1,46 +1,31 @@
-"""Comparing configurations on validation tasks: what `best` is chosen by. The test split is never touched.
+"""Comparing configurations on validation tasks, to choose `best`. The test split is never touched.
 
-What was compared, won or lost, is kept in `search.jsonl` beside the ledger; the report counts and shows it. The
-models are kept, too: once a recipe asks for the very settings of one, `reproduce` only tests it.
+Every result, better or worse, is kept in `search.jsonl` beside the ledger. The models are kept, too: `reproduce` only
+tests a model that a search has trained with the settings of the recipe.
 """
 
-import gc
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fastweights.bench import device_name
 from fastweights.data import Dataset
-from fastweights.data.progress import Report
-from fastweights.errors import UserError
-from fastweights.evaluation import evaluate
-from fastweights.experiments.ledger import OF_THE_CELL, are_points
-from fastweights.experiments.plan import Run, parse_cell
-from fastweights.experiments.recipes import changes_of
-from fastweights.experiments.reproduce import (
-    Place,
-    Settings,
-    begin_or_go_on,
-    begun_in,
-    dataset_of,
-    logged,
-    read_log,
-    settings_of,
-)
+from fastweights.experiments import run as work
+from fastweights.experiments.ledger import CELL_SETTINGS, Record, are_points, check_config, has_settings
+from fastweights.experiments.plan import Run, run_of
+from fastweights.experiments.recipes import Settings, changes_of
+from fastweights.experiments.run import Say, Sinks, Workspace, percent
 from fastweights.experiments.tables import PROTOCOLS
-from fastweights.files import Taken, alone_in, append_lines, read_lines
-from fastweights.learners import Prototypical
-from fastweights.logs import Sink
-from fastweights.settings import KINDS, LearnerSettings, TrainSettings, is_of
-from fastweights.settings_checks import check_training
-from fastweights.training import LOG, Training
+from fastweights.learners.registry import check_overrides, names_of, settings_of
+from fastweights.training.settings import TrainSettings
+from fastweights.utils.errors import UserError, unknown
+from fastweights.utils.files import alone_in, append_lines, read_lines
+from fastweights.utils.progress import Report
+from fastweights.utils.settings import KINDS, is_of, tupled
 
 SEARCH = "search.jsonl"
-"""What the record is called."""
+"""The file name of the record."""
 PRETRAINED = "nearest mean after pre-training"
 """An event in the log of a candidate."""
 
@@ -50,17 +35,20 @@ class Candidate:
     """A model trained by `best` with some changes."""
 
     name: str
-    """What is special about it, in a few words."""
+    """How it differs, in a few words."""
     run: Run
     training: dict[str, Any]
     """Changes of `TrainSettings`."""
     learner: dict[str, Any]
     """Changes of `LearnerSettings`."""
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.run.cell})"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """What came of it: a line of the record. Accuracies in %, of validation tasks unless said otherwise."""
+class SearchResult(Record):
+    """A line of the record. Accuracies in %, on validation tasks if not said otherwise."""
 
     name: str
     cell: str
@@ -69,15 +57,15 @@ class Tried:
     changes: dict[str, Any]
     """To `best` as it was then."""
     val_accuracy: float
-    """The best on the way."""
+    """The best of all validations."""
     val_tasks: int
     best_step: int
     centroid_accuracy: float
-    """By the nearest class mean, with the same weights."""
+    """Of the nearest class mean, with the same weights."""
     pretrained_centroid_accuracy: float | None
     """Likewise after pre-training alone."""
     train_accuracy: float
-    """In the last lines of the log."""
+    """In the last line of the log."""
     validation: list[Any]
     """[step, accuracy] each."""
     seconds: float
@@ -87,226 +75,157 @@ class Tried:
     data_hash: str
     config: dict[str, Any]
 
+    def check(self) -> None:
+        check_config(self.config)
+        if not are_points(self.validation, 2) or not self.validation:
+            raise ValueError(f"the field 'validation' of {self.name!r} holds no points")
+
 
 def read_candidates(path: Path) -> list[Candidate]:
     """A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}; also "protocol" and "seed"."""
     try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
-        candidates = [_candidate(**_entry(entry)) for entry in listed]
-        for candidate in candidates:
-            _check(candidate)
+        return [_candidate(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
     except OSError:
         raise UserError(f"{path} cannot be read; name a JSON file of configurations.") from None
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is no list of configurations ({error}); see fastweights search --help.") from None
+        raise UserError(f"{path} is not a list of configurations ({error}).") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return candidates
 
 
-OF_A_CANDIDATE = ("name", "cell", "training", "learner", "protocol", "seed")
+KEYS = {"name": str, "cell": str, "training": dict, "learner": dict, "protocol": str, "seed": int}
+"""What an entry may have, and the types."""
 
 
-def _entry(entry: Any) -> dict[str, Any]:
+def _candidate(entry: Any) -> Candidate:
+    """Refuse wrong entries and settings now, before the candidates ahead of it are trained."""
     if not isinstance(entry, dict) or not {"name", "cell"} <= set(entry):
         raise ValueError("every entry needs a name and a cell")
-    unknown = sorted(set(entry) - set(OF_A_CANDIDATE))
-    if unknown:
-        raise ValueError(f"an entry has {', '.join(OF_A_CANDIDATE)}, but no {unknown[0]}")
+    for key, value in entry.items():
+        if key not in KEYS:
+            raise ValueError(f"an entry has no key {key!r}; the keys are {', '.join(KEYS)}")
+        if not is_of(value, KEYS[key]):
+            raise TypeError(f"{value!r} should be {KINDS.get(KEYS[key], 'settings by name')}")
     if entry.get("protocol", "") not in ("", *PROTOCOLS):
         raise ValueError(f"there is no protocol {entry['protocol']!r}; there are {' and '.join(PROTOCOLS)}")
-    return entry
-
-
-def _check(candidate: Candidate) -> None:
-    """What can be said of a candidate before there are data: now, rather than after the training of those before it."""
-    best = changes_of("best", candidate.run.training, candidate.run.learner, candidate.run.variant)
+    if entry.get("seed", 0) < 0:
+        raise ValueError(f"the seed {entry['seed']} is negative")
+    run = run_of(entry["cell"], "best", entry.get("protocol", ""), entry.get("seed", 0))
+    candidate = Candidate(entry["name"], run, tupled(entry.get("training", {})), tupled(entry.get("learner", {})))
     try:
-        check_training(TrainSettings.from_json({**best.training, **candidate.training}))
-        LearnerSettings.from_json({**best.learner, **candidate.learner})
+        _check_changes(candidate)
     except UserError as error:
         raise UserError(f"{candidate.name}: {error}") from None
+    return candidate
 
 
-def _candidate(
-    name: str,
-    cell: str,
-    training: dict[str, Any] | None = None,
-    learner: dict[str, Any] | None = None,
-    protocol: str = "",
-    seed: int = 0,
-) -> Candidate:
-    for value, wanted in ((name, str), (cell, str), (protocol, str), (seed, int)):
-        if type(value) is not wanted:
-            raise TypeError(f"{value!r} should be {KINDS[wanted]}")
-    if seed < 0:
-        raise ValueError(f"the seed {seed} is negative")
-    trained, model, variant = parse_cell(cell)
-    protocol = (protocol or PROTOCOLS[0]) if trained.startswith("ptb") else ""
-    for values, kind in ((training, TrainSettings), (learner, LearnerSettings)):
-        if not isinstance(values or {}, dict):
-            raise TypeError(f"{values!r} should be settings by name")
-        unknown = sorted(set(values or {}) - {field.name for field in fields(kind)})
-        if unknown:
-            raise UserError(f"{name}: there is no setting {unknown[0]!r}; see fastweights.settings.{kind.__name__}.")
-    of_the_cell = sorted(OF_THE_CELL & set(training or {}))
-    if of_the_cell:
-        raise UserError(f"{name}: {of_the_cell[0]} is not for a candidate to change; name another cell, or a seed.")
-    if "seconds" in (training or {}):
-        raise UserError(f"{name}: a candidate has steps, not seconds, which others at the same machine take from it.")
-    run = Run(trained, model, variant, "best", protocol, seed)
-    return Candidate(name, run, _tupled(training or {}), _tupled(learner or {}))
-
-
-def _tupled(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+def _check_changes(candidate: Candidate) -> None:
+    run, training, learner = candidate.run, candidate.training, candidate.learner
+    for values, known in ((training, names_of(TrainSettings)), (learner, list(settings_of(run.learner)))):
+        for setting in values:
+            if setting not in known:
+                raise unknown("setting", setting, known)
+    for setting in sorted(CELL_SETTINGS & set(training)):
+        raise UserError(f"{setting} cannot be changed by a candidate; name another cell, or a seed.")
+    if "seconds" in training:
+        raise UserError("a candidate is limited by steps, not by seconds, which depend on the machine's load.")
+    best = changes_of("best", run.training, run.learner, run.variant)
+    TrainSettings(**{**best.training, **training})
+    check_overrides(run.learner, {**best.learner, **learner})
 
 
 def search(
     candidates: Sequence[Candidate],
     record: Path,
-    place: Place,
-    say: Callable[[str], None],
-    sinks: Callable[[Candidate], list[Sink]] = lambda candidate: [],
+    workspace: Workspace,
+    say: Say,
+    sinks: Sinks = lambda candidate: [],
     progress: Report | None = None,
 ) -> int:
-    """Try candidates out and add each to the record as it is done; how many there were."""
-    dataset: Dataset | None = None
-    failed: list[str] = []
-    for done, candidate in enumerate(candidates):
-        run = candidate.run
-        dataset = dataset_of(run, place, dataset, progress)
-        try:
-            settings = settings_of_candidate(candidate, dataset, place.precision)
-            with alone_in(place.tried(*settings), may_vanish=True):
-                if any(_is_known_as(tried, candidate, settings) for tried in read(record)):
-                    say(f"{candidate.name} ({run.cell}): is in {record} already")
-                    continue
-                tried = try_out(candidate, settings, dataset, place, sinks)
-                if tried is not None:
-                    append(record, tried)
-        except Taken as taken:
-            say(f"{candidate.name} ({run.cell}): {taken}")
-            continue
-        except UserError as error:  # a loss that is no number, say: no reason to leave the others untried
-            failed.append(f"{candidate.name} ({run.cell}): {error}")
-            say(failed[-1])
-            continue
-        if tried is None:
-            return done
-        say(
-            f"{tried.name} ({tried.cell}): validation {tried.val_accuracy:.2f} % at step {tried.best_step:,}, "
-            f"nearest mean {tried.centroid_accuracy:.2f} %, training {tried.train_accuracy:.2f} %, "
-            f"{tried.seconds:.0f} s"
-        )
-        gc.collect()  # see reproduce
-    if failed:
-        raise UserError(f"{len(failed)} of {len(candidates)} candidates failed: {' '.join(failed)}")
+    """Train candidates and add each to the record when it is finished; returns how many were done."""
+    dataset_of = work.loader(workspace, progress)
+
+    def do(candidate: Candidate) -> list[str] | None:
+        dataset = dataset_of(candidate.run)
+        settings = settings_of_candidate(candidate, dataset, workspace.precision)
+        with alone_in(workspace.search_folder(settings), may_vanish=True):
+            if any(_is_of(known, candidate, settings) for known in read(record)):
+                return [f"{candidate}: already in {record}"]
+            result = train_candidate(candidate, settings, dataset, workspace, sinks)
+            if result is None:
+                return None
+            append_lines(record, [result.to_json()])
+        return [
+            f"{candidate}: validation {result.val_accuracy:.2f} % at step {result.best_step:,}, nearest mean "
+            f"{result.centroid_accuracy:.2f} %, training {result.train_accuracy:.2f} %, {result.seconds:.0f} s"
+        ]
+
+    summary = work.work_through(candidates, do, say)
+    if summary.unfinished is not None:
+        return candidates.index(summary.unfinished)
+    if summary.failed:
+        failed = len(summary.failed)
+        raise UserError(f"{failed} of {len(candidates)} candidates failed: {' '.join(summary.failed)}")
     return len(candidates)
 
 
-def _is_known_as(tried: Tried, candidate: Candidate, settings: Settings) -> bool:
-    """Whether a line of the record is of this candidate by these settings; `best`, which it changes, may have moved."""
-    run = candidate.run
-    if (tried.name, tried.cell, tried.protocol, tried.seed) != (candidate.name, run.cell, run.protocol, run.seed):
+def _is_of(known: SearchResult, candidate: Candidate, settings: Settings) -> bool:
+    """Whether a line of the record is of this candidate with these settings: `best` may have changed since."""
+    run, (learner, training) = candidate.run, settings
+    if (known.name, known.cell, known.protocol, known.seed) != (candidate.name, run.cell, run.protocol, run.seed):
         return False
-    try:
-        learner = LearnerSettings.from_json(tried.config["learner"])
-        training = TrainSettings.from_json(tried.config["training"])
-    except UserError:  # settings that there are no more
-        return False
-    elsewhere = {name: getattr(training, name) for name in OF_THE_CELL}
-    return (learner, training) == (settings[0], replace(settings[1], **elsewhere))
+    return has_settings(known.config, lambda _, elsewhere: (learner, replace(training, **elsewhere)))
 
 
 def settings_of_candidate(candidate: Candidate, dataset: Dataset, precision: str) -> Settings:
-    learner, training = settings_of(candidate.run, dataset, precision)
+    learner, training = work.settings_of(candidate.run, dataset, precision)
     training = replace(training, **{"train_on_validation": False, **candidate.training})
     if training.train_on_validation:
-        raise UserError(f"{candidate.name}: what is trained on validation classes cannot be compared on them.")
+        raise UserError(f"{candidate.name}: a model trained on validation classes cannot be compared on them.")
     return replace(learner, **{"slots": max(learner.slots, training.slots), **candidate.learner}), training
 
 
-def try_out(
-    candidate: Candidate,
-    whole: Settings,
-    dataset: Dataset,
-    place: Place,
-    sinks: Callable[[Candidate], list[Sink]] = lambda candidate: [],
-) -> Tried | None:
-    """Train a candidate, or go on with it; None where it was interrupted."""
-    learner_settings, settings = whole
-    folder = place.tried(*whole)
-    training = begin_or_go_on(whole, begun_in(folder), dataset, place, folder)
+def train_candidate(
+    candidate: Candidate, settings: Settings, dataset: Dataset, workspace: Workspace, sinks: Sinks
+) -> SearchResult | None:
+    """Train a candidate, or resume it; None where it was interrupted."""
+    folder = workspace.search_folder(settings)
+    training = work.start_or_continue(settings, dataset, workspace, folder)
+
+    def centroid() -> float:
+        return percent(work.nearest_mean(training, "val", training.evaluation_tasks["val"]).accuracy)
 
     def after_pretraining() -> None:
+        line = {"event": PRETRAINED, "step": 0, "accuracy": centroid()}
+        training.learner.train()
         for sink in training.sinks:
-            sink.write({"event": PRETRAINED, "step": 0, "accuracy": _centroid_accuracy(training)})
+            sink.write(line)
 
-    with logged(training, folder, sinks(candidate)):
-        outcome = training.run(test=False, after_pretraining=after_pretraining)
+    how: dict[str, Any] = {"test": False, "after_pretraining": after_pretraining}
+    outcome, log = work.run_logged(training, folder, sinks(candidate), **how)
     if outcome.interrupted:
         return None
-    training.learner.load_state_dict(training.best)
-    log = read_log(folder / LOG)
-    validation = [line for line in log if line["event"] == "validation"]
     before = [line["accuracy"] for line in log if line["event"] == PRETRAINED]
-    return Tried(
+    return SearchResult(
+        **work.provenance(training, workspace, folder),
         name=candidate.name,
         cell=candidate.run.cell,
         protocol=candidate.run.protocol,
-        seed=settings.seed,
+        seed=candidate.run.seed,
         changes={**candidate.training, **candidate.learner},
-        val_accuracy=round(100 * outcome.counters.best_accuracy, 4),
-        val_tasks=settings.validation_tasks,
+        val_tasks=training.settings.validation_tasks,
         best_step=outcome.counters.best_step,
-        centroid_accuracy=_centroid_accuracy(training),
+        centroid_accuracy=centroid(),
         pretrained_centroid_accuracy=before[-1] if before else None,
-        train_accuracy=round(100 * [line["accuracy"] for line in log if line["event"] == "train"][-1], 4),
-        validation=[[line["step"], round(100 * line["accuracy"], 4)] for line in validation],
+        train_accuracy=percent([line["accuracy"] for line in log if line["event"] == "train"][-1]),
+        validation=[[line["step"], percent(line["accuracy"])] for line in log if line["event"] == "validation"],
         seconds=round(outcome.counters.seconds, 2),
-        device=device_name(place.device),
-        torch=str(torch.__version__),
-        commit=place.commits(folder),
-        data_hash=settings.data_hash,
-        config={"learner": learner_settings.to_json(), "training": training.settings.to_json()},
     )
 
 
-def _centroid_accuracy(training: Training) -> float:
-    found = evaluate(
-        Prototypical(training.learner.encoder).eval(),
-        training.items["val"],
-        training.questions["val"],
-        training.settings.precision,
-    )
-    training.learner.train()
-    return round(100 * found.accuracy, 4)
-
-
-def read(record: Path) -> list[Tried]:
+def read(record: Path) -> list[SearchResult]:
     """All lines; none where the file does not exist yet."""
     try:
-        found = [Tried(**json.loads(text)) for text in read_lines(record)]
-        for tried in found:
-            _check_types(tried)
-        return found
-    except (ValueError, TypeError) as error:
+        return [SearchResult.from_json(json.loads(text)) for text in read_lines(record)]
+    except ValueError as error:
         raise UserError(f"{record} is damaged ({error}); restore it from version control.") from None
-
-
-def _check_types(tried: Tried) -> None:
-    for field in fields(tried):
-        value = getattr(tried, field.name)
-        kind = float if field.name == "pretrained_centroid_accuracy" and value is not None else field.type
-        if kind in (int, str, float) and not is_of(value, kind):
-            raise TypeError(f"{field.name} of {tried.name!r} is {value!r}")
-    for name in ("learner", "training"):
-        if not isinstance(tried.config, dict) or not isinstance(tried.config.get(name), dict):
-            raise TypeError(f"config of {tried.name!r} holds no {name}")
-    if not isinstance(tried.changes, dict) or not are_points(tried.validation, 2) or not tried.validation:
-        raise TypeError(f"changes or validation of {tried.name!r} are not what a search writes")
-
-
-def append(record: Path, tried: Tried) -> None:
-    append_lines(record, [json.dumps(asdict(tried), ensure_ascii=False)])

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.layers import Shapes
-from fastweights.learners.base import KeyLearner, State, check_label, full_precision
+from fastweights.learners.base import KeyLearner
+from fastweights.learners.checks import State, check_label
+from fastweights.nn.init import Shapes
+from fastweights.utils.precision import full_precision
 
 
 class ExampleLearner(KeyLearner):

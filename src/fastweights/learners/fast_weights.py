@@ -9,26 +9,23 @@ only, and the loss is the mean over queries where the paper sums them (the same 
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.errors import UserError
-from fastweights.layers import SLOPE, FastLinear, Shapes, disturbed
-from fastweights.learners.base import (
-    KeyLearner,
-    State,
-    add_slots,
-    bound_logits,
-    check_label,
-    check_precise,
-    check_way,
-    draw_slots,
-    full_precision,
-)
-from fastweights.rules import Hebb, Rule
+from fastweights.learners.base import KeyLearner
+from fastweights.learners.checks import State, check_label, check_way
+from fastweights.learners.registry import Preset, register
+from fastweights.learners.slots import add_slots, bound_logits, draw_slots
+from fastweights.nn.init import SLOPE, Shapes
+from fastweights.nn.layers import FastLinear, disturbed
+from fastweights.nn.rules import RULES, Hebb, Rule
+from fastweights.utils.errors import UserError
+from fastweights.utils.precision import check_precise, full_precision
+from fastweights.utils.settings import Settings, option
 
 BOTH = {"fast": True}
 FAST = {"fast": True, "slow": False}
@@ -45,6 +42,42 @@ PLACEMENTS: dict[str, tuple[dict[str, bool], dict[str, bool]]] = {
 """The paper's ablations: the paths of the fully connected layer and of the softmax layer."""
 
 
+@dataclass(frozen=True)
+class FastWeightsSettings(Settings):
+    placement: str = option("fc", choices=tuple(PLACEMENTS))
+    """Which layers have fast weights."""
+    rule: str = option("hebb", choices=tuple(RULES))
+    """How fast weights are written."""
+    width: int = option(288, at_least=1)
+    """Units of the fully connected layer (d_L)."""
+    bias: bool = option(True)
+    """Whether the slow paths of the top layers have biases."""
+    label_noise: float = option(0.0, at_least=0)
+    """Uniform noise added to the one-hot labels in training, at most this much either way."""
+
+
+FAMILIES = {
+    "fwcnn": ("cnn", "fwCNN", {}),
+    "fwresnet": ("resnet", "fwResNet", {"width": 1024}),
+    "lstm-fwmlp": ("lstm", "LSTM + fwMLP", {}),
+}
+"""The paper's three models: encoder, name and settings."""
+BY_RULE = {
+    "hebb": "the paper's {} (Hebb)",
+    "gradient": "{}: error gradients mapped to fast weights, second-order (ours)",
+    "gradient1": "the paper's {}: error gradients mapped to fast weights (section 3.3)",
+    "normalised": "{} with class sums of unit length and a learned scale (ours)",
+}
+PRESETS = {
+    f"{family}-{rule}": Preset(what.format(name), {"rule": rule, **settings}, encoder)
+    for family, (encoder, name, settings) in FAMILIES.items()
+    for rule, what in BY_RULE.items()
+}
+PRESETS["fwcnn-hebb"] = Preset(PRESETS["fwcnn-hebb"].what, {"rule": "hebb", "label_noise": 0.01})
+PRESETS["fwcnn-optimal"] = Preset("fwCNN with ridge regression for its memory (ours)", {"rule": "optimal"})
+
+
+@register("fast-weights", PRESETS)
 class FastWeights(KeyLearner):
     """An encoder under a fully connected layer under a softmax layer, one of them or both with fast weights.
 
@@ -57,6 +90,8 @@ class FastWeights(KeyLearner):
     length, and those of an encoder that was pre-trained can be so long that the first answers are far off.
     """
 
+    Settings = FastWeightsSettings
+    scales_keys = True
     key_scale: Tensor
 
     def __init__(
@@ -83,6 +118,26 @@ class FastWeights(KeyLearner):
                 f"the gradient rule needs slow weights in the fully connected layer and fast ones there alone: "
                 f"placement fc or truncated, not {placement}."
             )
+
+    @classmethod
+    def build(cls, encoder: nn.Module, slots: int, settings: FastWeightsSettings) -> Self:
+        return cls(encoder, slots=slots, **{**settings.to_json(), "rule": RULES[settings.rule]})
+
+    @classmethod
+    def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
+        """The paper's sizes for sentences: a layer as wide as the LSTM."""
+        return {"width": 200 if shot == 1 else 300} if vocabulary else {}
+
+    @property
+    def can_extend(self) -> bool:
+        return not self.needs_errors and self.placement != "fc+softmax"
+
+    @property
+    def can_forget(self) -> bool:
+        return self.can_extend
+
+    def scale_keys(self, factor: Tensor | float) -> None:
+        self.key_scale.copy_(torch.as_tensor(factor))
 
     def embed(self, x: Tensor) -> Tensor:
         check_precise(self.key_scale)
@@ -115,22 +170,29 @@ class FastWeights(KeyLearner):
     def recall(self, state: State, query_x: Tensor) -> Tensor | None:
         if self.needs_errors:
             return None
+        layer, trace, keys = self._memory(state, query_x)
+        assert layer.rule is not None
+        return bound_logits(layer.rule.read(trace, keys), state["slots"])
+
+    def read_out(self, state: State, query_x: Tensor) -> Tensor | None:
+        layer, trace, keys = self._memory(state, query_x)
+        return layer.read(trace, keys)
+
+    def _memory(self, state: State, query_x: Tensor) -> tuple[FastLinear, dict[str, Tensor], Tensor]:
+        """The lowest layer with fast weights, what it keeps of the tasks, and its inputs for some items."""
         self.check_items(query_x)
         self.check_state(state, query_x)
-        keys = self.embed(query_x)
-        if self.hidden.rule is not None:
-            association = self.hidden.rule.read(part(state, "hidden"), keys)
-        else:
-            assert self.output.rule is not None
-            association = self.output.rule.read(part(state, "output"), self.hidden(keys, {}))
-        return bound_logits(association, state["slots"])
+        name, keys = "hidden", self.embed(query_x)
+        if self.hidden.rule is None:
+            name, keys = "output", self.hidden(keys, {})
+        return self._layers[name], part(state, name), keys
 
     @full_precision
     def bind_more(self, state: State, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
         check_way(way, self.slots)
         slots = add_slots(state["slots"], way, self.slots)
         one_hots = self._one_hots(slots, labels, keys.dtype)
-        name = self._changeable_layer("add examples to a described task; describe it anew with all of them")
+        name = self._changeable_layer("add examples to a described task; describe it again with all of them")
         if name == "hidden":
             one_hots = disturbed(one_hots, self._noise)
         else:
@@ -143,7 +205,7 @@ class FastWeights(KeyLearner):
     def forget(self, state: State, label: int) -> dict[str, Tensor]:
         self.check_state(state)
         check_label(label, self.way_of(state))
-        name = self._changeable_layer("forget a class; describe the task anew without it")
+        name = self._changeable_layer("forget a class; describe the task again without it")
         rule = self._layers[name].rule
         assert rule is not None
         slot = F.one_hot(state["slots"][:, label], self.slots)

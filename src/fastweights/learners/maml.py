@@ -9,35 +9,48 @@ normalised by their own batch, so the queries of a task are answered together an
 running statistics. With `batch_norm` 0 the learner is inductive.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fastweights.layers import Shapes, he_init
-from fastweights.learners.base import (
-    Learner,
-    State,
-    at_least_float32,
-    bound_logits,
-    check_labels,
-    check_precise,
-    check_way,
-    count_classes,
-    draw_slots,
-    full_precision,
-)
-from fastweights.task_layers import convolve, normalise
+from fastweights.kernels.per_task import convolve, normalise
+from fastweights.learners.base import Learner
+from fastweights.learners.checks import State, check_labels, check_way, count_classes
+from fastweights.learners.registry import Preset, register
+from fastweights.learners.slots import bound_logits, draw_slots
+from fastweights.nn.init import Shapes, he_init
+from fastweights.utils.errors import UserError
+from fastweights.utils.precision import at_least_float32, check_precise, full_precision
+from fastweights.utils.settings import Settings, option
 
 Parameters = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class MAMLSettings(Settings):
+    inner_steps: int = option(5, at_least=1)
+    """Gradient steps on a task's support set."""
+    inner_rate: float = option(0.01, above=0)
+    """Step size of these."""
+    first_order: bool = option(False)
+    """Whether the meta-gradient leaves out second derivatives."""
+
+
+@register("maml", {"maml-cnn": Preset("MAML: a few gradient steps on each task")})
 class MAML(Learner):
     """An encoder and a linear head, all of whose parameters every task adapts for itself.
 
     Cost of a description: inner_steps forward and backward passes of the support, and one set of parameters to keep for
     each task and, in second-order training, for each step.
     """
+
+    Settings = MAMLSettings
+    adapts_encoder = True
 
     def __init__(
         self,
@@ -52,6 +65,20 @@ class MAML(Learner):
         adapt_by_task(encoder)
         self.network = _Classifier(encoder, slots)
         self.slots, self.inner_steps, self.inner_rate, self.first_order = slots, inner_steps, inner_rate, first_order
+
+    @classmethod
+    def build(cls, encoder: nn.Module, slots: int, settings: MAMLSettings) -> Self:
+        if not getattr(encoder, "vmappable", True):
+            raise UserError(
+                f"maml adapts all tasks at once, which the {getattr(encoder, 'name', 'given')} encoder does not allow; "
+                "choose cnn or resnet."
+            )
+        return cls(encoder, slots=slots, **settings.to_json())
+
+    @classmethod
+    def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
+        """The authors' choices: one large step for drawings, five small ones for photographs."""
+        return {"inner_steps": 5, "inner_rate": 0.01} if max(item_shape) > 32 else {"inner_steps": 1, "inner_rate": 0.4}
 
     @property
     def encoder(self) -> nn.Module:  # type: ignore[override]
@@ -115,7 +142,7 @@ class _Classifier(nn.Module):
 
 
 class _BatchStatistics(nn.Module):
-    """Batch norm by the statistics of the batch at hand, always.
+    """Batch norm by the statistics of the current batch, always.
 
     In elementary operations: differentiated twice under `vmap`, torch's own batch norm gives silently wrong gradients.
     """

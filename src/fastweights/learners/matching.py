@@ -11,10 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.learners.base import UNSEEN, State, full_precision
+from fastweights.learners.base import UNSEEN
+from fastweights.learners.checks import State
 from fastweights.learners.examples import ExampleLearner
+from fastweights.learners.registry import Preset, register
+from fastweights.utils.precision import full_precision
+
+PRESETS = {
+    "matching-cnn": Preset("Matching Networks: cosine attention"),
+    "matching-lstm": Preset("Matching Networks: cosine attention", encoder="lstm"),
+}
 
 
+@register("matching", PRESETS)
 class Matching(ExampleLearner):
     """Logits are the logarithm of the attention on each class, up to a constant: log sum_i exp(scale * cos(q, k_i)).
 

@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from fastweights.encoders import images_to_float
-from fastweights.learners.base import UNSEEN, State, full_precision
+from fastweights.learners.base import UNSEEN
+from fastweights.learners.checks import State
 from fastweights.learners.examples import ExampleLearner
+from fastweights.nn.encoders import images_to_float
+from fastweights.utils.precision import full_precision
 
 
 class PixelNearestNeighbour(ExampleLearner):

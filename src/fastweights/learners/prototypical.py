@@ -4,11 +4,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights import memory
-from fastweights.layers import Shapes
-from fastweights.learners.base import UNSEEN, KeyLearner, State, check_label, full_precision
+from fastweights.learners.base import UNSEEN, KeyLearner
+from fastweights.learners.checks import State, check_label
+from fastweights.learners.registry import Preset, register
+from fastweights.nn import memory
+from fastweights.nn.init import Shapes
+from fastweights.utils.precision import full_precision
 
 
+@register("prototypical", {"prototypical-cnn": Preset("Prototypical Networks: the nearest class mean")})
 class Prototypical(KeyLearner):
     """Logits are negative squared Euclidean distances to the class means.
 

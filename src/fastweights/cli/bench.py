@@ -1,0 +1,76 @@
+"""The command `bench`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from fastweights import bench as benchmark
+from fastweights.bench import cells, label
+from fastweights.cli.common import learner_for
+from fastweights.cli.options import DeviceOption, PrecisionOption, SetOption
+from fastweights.utils.console import console, say
+from fastweights.utils.devices import find_device
+from fastweights.utils.files import picture_format
+from fastweights.utils.precision import choose_precision
+
+
+def bench(
+    learners: Annotated[
+        list[str] | None, typer.Argument(help="Models, or my_file.py:MyLearner. (default: fwcnn-hebb)")
+    ] = None,
+    shape: Annotated[str, typer.Option(help="Whose items: mini-imagenet, omniglot, strokes or ptb.")] = "mini-imagenet",
+    way: Annotated[int, typer.Option(min=2, help="Classes in a task.")] = 5,
+    shot: Annotated[int, typer.Option(min=1, help="Support examples per class.")] = 1,
+    queries: Annotated[int, typer.Option(min=1, help="Query examples per class.")] = 15,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="Tasks in a step or a batch. (default: 64 on a GPU, 4 on a CPU)")
+    ] = None,
+    change: SetOption = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each measurement, for the spread.")] = 5,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    out: Annotated[Path, typer.Option(help="The record to append to.")] = Path("results/bench.jsonl"),
+    figure: Annotated[Path | None, typer.Option(help="The paper's timing figure as .png, .jpg, .svg or .pdf.")] = None,
+    peers: Annotated[bool, typer.Option("--peers", help="Time easyfsl and learn2learn too, if installed.")] = False,
+) -> None:
+    """Time models: training and inference in ms per task, description and prediction apart."""
+    if figure is not None:
+        picture_format(figure)  # before the work
+    where = find_device(device)
+    job = benchmark.Job(shape, way, shot, queries, tasks or (64 if where.type == "cuda" else 4))
+    items, vocabulary = benchmark.shape_of(shape)
+    lines = []
+    for name in learners or ["fwcnn-hebb"]:
+        model = learner_for(name, change or [], shape, items, vocabulary, way, shot)
+        with console.status(f"timing {name}"):
+            number_format = choose_precision(precision, where)
+            changes = {setting: getattr(model, setting) for setting in (one.partition("=")[0] for one in change or [])}
+            lines.append(benchmark.measure(name, model, job, where, number_format, runs, changes))
+        benchmark.append(out, lines[-1:])
+    if peers:
+        with console.status("timing other libraries"):
+            others = benchmark.time_peers(job, where, runs, lambda why: console.print(why, highlight=False))
+        benchmark.append(out, others)
+        lines += others
+    console.print(table(lines))
+    say(f"Appended to {out}")
+    if figure is not None:
+        benchmark.draw(lines, figure)
+        say(f"Drawn to {figure}")
+
+
+def table(lines: Sequence[dict[str, Any]]) -> Table:
+    """The lines as people read them: medians of the runs, and the largest of their spreads. Fits 80 columns."""
+    first = lines[0]
+    title = f"{first['job']}, {first['precision']}, {first['device']}; times in ms per task"
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE, padding=0, pad_edge=False, collapse_padding=True)
+    shown.add_column("learner", overflow="fold")
+    for heading in ("at\nonce", "train", "infer", "describe", "predict", "memory", "±", "train\n/s", "infer\n/s"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for line in lines:
+        shown.add_row(label(line, first), *cells(line))
+    return shown

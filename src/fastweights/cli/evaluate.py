@@ -1,0 +1,152 @@
+"""The commands `evaluate` and `episodes`: what a trained model makes of tasks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fastweights.cli.common import open_model_and_data, require_no_picture_of_texts, tasks_progress, transduction
+from fastweights.cli.options import (
+    DeviceOption,
+    ModelArgument,
+    OtherLearnerOption,
+    PrecisionOption,
+    RootOption,
+    VariantOption,
+)
+from fastweights.data.texts import written_out
+from fastweights.evaluation import evaluate as run
+from fastweights.learners import Learner
+from fastweights.tasks.episodes import Episode, EpisodeSampler, EvaluationTasks
+from fastweights.utils.console import console, say
+from fastweights.utils.devices import find_device
+from fastweights.utils.files import picture_format
+from fastweights.utils.precision import choose_precision
+
+OtherDatasetOption = Annotated[str | None, typer.Option(help="Another dataset than the one trained on.")]
+SplitOption = Annotated[str, typer.Option(help="train, val or test.")]
+WayOption = Annotated[int | None, typer.Option(help="Classes in a task. (default: as trained)")]
+ShotOption = Annotated[int | None, typer.Option(help="Support examples per class. (default: as trained)")]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Which list of tasks.")]
+
+
+def evaluate(
+    model: ModelArgument,
+    dataset: OtherDatasetOption = None,
+    variant: VariantOption = "",
+    split: SplitOption = "test",
+    way: WayOption = None,
+    shot: ShotOption = None,
+    queries: Annotated[int | None, typer.Option(help="Query examples per class. (default: as trained)")] = None,
+    tasks: Annotated[int, typer.Option(help="Tasks to answer.")] = 600,
+    seed: SeedOption = 0,
+    learner: OtherLearnerOption = None,
+    data_root: RootOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+) -> None:
+    """Answer tasks of held-out classes with a trained model; every model is asked the very same ones."""
+    where = find_device(device)
+    built, s, data = open_model_and_data(model, where, dataset, data_root, variant, split, tasks, learner)
+    asked = EvaluationTasks(
+        data,
+        split,
+        way=s.way if way is None else way,
+        shot=s.shot if shot is None else shot,
+        queries=s.queries if queries is None else queries,
+        tasks=tasks,
+        seed=seed,
+    )
+    with tasks_progress(tasks) as advance:
+        result = run(built, data.splits[split].to(where), asked, choose_precision(precision, where), advance)
+    console.print(
+        f"[bold]{result}[/bold] over {tasks:,} tasks of {escape(data.full_name)} {split}, {asked.sampler.way}-way "
+        f"{asked.sampler.shot}-shot (chance {100 / asked.sampler.way:.1f} %){transduction(built)}",
+        soft_wrap=True,
+    )
+
+
+def episodes(
+    model: ModelArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The .png, .jpg, .svg or .pdf to write; further tasks get numbers. (default: task.png)"
+        ),
+    ] = None,
+    dataset: OtherDatasetOption = None,
+    variant: VariantOption = "",
+    split: SplitOption = "test",
+    way: WayOption = None,
+    shot: ShotOption = None,
+    queries: Annotated[int | None, typer.Option(help="Query examples per class. (default: 3; 1 for text)")] = None,
+    tasks: Annotated[int, typer.Option(help="Tasks to draw.")] = 1,
+    seed: SeedOption = 0,
+    learner: OtherLearnerOption = None,
+    data_root: RootOption = None,
+) -> None:
+    """Draw tasks being solved: support examples, queries, what the memory returned, and the answers.
+
+    Images go to a file, text to the terminal.
+    """
+    from fastweights.pictures import draw_task  # deferred: matplotlib is slow to import
+
+    picture = out or Path("task.png")
+    picture_format(picture)  # before the work
+    cpu = torch.device("cpu")
+    built, s, data = open_model_and_data(model, cpu, dataset, data_root, variant, split, tasks, learner)
+    require_no_picture_of_texts(data, out)
+    sampler = EpisodeSampler(
+        data.splits[split],
+        s.way if way is None else way,
+        s.shot if shot is None else shot,
+        (1 if data.vocabulary else 3) if queries is None else queries,
+    )
+    positions = sampler.positions(tasks, torch.Generator().manual_seed(seed))
+    episode = sampler.episode(positions)
+    for i in range(tasks):
+        names = sampler.items.names_of(positions[i, :, 0])
+        if data.vocabulary:
+            console.print(text_task(built, episode[i : i + 1], names, data.manifest["vocabulary"]))
+            continue
+        path = picture if i == 0 else picture.with_stem(f"{picture.stem}-{i + 1}")
+        title = f"{data.full_name}, {sampler.way}-way {sampler.shot}-shot"
+        share = draw_task(built, episode[i : i + 1], path, title, names)
+        say(f"{path}: {100 * share:.0f} % right")
+
+
+def text_task(learner: Learner, episode: Episode, names: Sequence[str], vocabulary: Sequence[str]) -> Table:
+    """The first task of an episode of sentences as a table: support, queries and answers."""
+    from fastweights.pictures import RIGHT, WRONG, solved
+
+    task = episode[:1]
+    answers = solved(learner, task)[0].tolist()
+    styled = [
+        Text(f"{names[answer]} {'✓' if answer == label else '✗'}", style=RIGHT if answer == label else WRONG)
+        for answer, label in zip(answers, task.query_y[0].tolist(), strict=True)
+    ]
+    return sentences_table(task, names, vocabulary, styled)
+
+
+def sentences_table(
+    task: Episode,
+    names: Sequence[str],
+    vocabulary: Sequence[str],
+    answers: Sequence[Text] = (),
+    title: str | None = None,
+) -> Table:
+    """The sentences of one task, class by class: support, then queries, with their answers if there are any."""
+    table = Table("class", "", "text", *(["answer"] if answers else []), title=title, title_justify="left")
+    for label, name in enumerate(names):
+        for i in (task.support_y[0] == label).nonzero().flatten().tolist():
+            table.add_row(Text(name), "support", Text(written_out(task.support_x[0, i].tolist(), vocabulary)))
+        for i in (task.query_y[0] == label).nonzero().flatten().tolist():
+            text = Text(written_out(task.query_x[0, i].tolist(), vocabulary))
+            table.add_row("", "query", text, *([answers[i]] if answers else []))
+        table.add_section()
+    return table

@@ -1,0 +1,176 @@
+"""The command line: all commands, and what is said when something goes wrong.
+
+A command's module is imported when the command is run; until then its help is read off its source, so that --help and
+a mistyped command are answered without importing torch.
+"""
+
+import ast
+import importlib
+import io
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
+
+from fastweights import __version__
+from fastweights.utils import retired
+from fastweights.utils.console import say
+from fastweights.utils.errors import UserError, did_you_mean
+
+PANELS = {
+    "Use": {"demo": "demo", "models": "models", "evaluate": "evaluate", "episodes": "evaluate"},
+    "Train": {"train": "train", "recipe": "models", "data": "data"},
+    "Research": {
+        "bench": "bench",
+        "search": "experiments",
+        "reproduce": "experiments",
+        "report": "experiments",
+        "results": "experiments",
+    },
+}
+"""The commands as --help groups them, and the module of each."""
+MODULES = {command: module for commands in PANELS.values() for command, module in commands.items()}
+GROUPS = ("data", "results")
+"""Those of them that have commands of their own: a `typer.Typer` of that name in their module."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C where nothing was listening for it."""
+
+
+class Commands(TyperGroup):
+    """Imports a command when it is run, suggests one for a mistyped one, and lets Ctrl-C reach `main`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in with a command's name, panel and help."""
+        panel = next((panel for panel, commands in PANELS.items() if cmd_name in commands), None)
+        return panel and TyperCommand(cmd_name, help=help_of(cmd_name), rich_help_panel=panel)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, *rest = args
+        if name in MODULES:
+            return name, loaded(name), rest
+        if name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        raise UserError(f"there is no command {name!r}{did_you_mean(name, MODULES)}; see fastweights --help.")
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would exit without a word
+            raise Interrupted from None
+
+
+class SubCommands(TyperGroup):
+    """Suggests a command for a mistyped one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not args[0].startswith("-") and args[0] not in self.commands:
+            near = did_you_mean(args[0], self.commands)
+            raise UserError(f"there is no command {args[0]!r}{near}; see {ctx.command_path} --help.")
+        return super().resolve_command(ctx, args)
+
+
+def help_of(command: str) -> str:
+    """The docstring of a command's function, or the help of its group, read off its module's source."""
+    tree = ast.parse(Path(__file__).with_name(f"{MODULES[command]}.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == command:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == command:
+            assert isinstance(node.value, ast.Call)
+            return next(ast.literal_eval(word.value) for word in node.value.keywords if word.arg == "help")
+    return ""
+
+
+def loaded(command: str) -> Any:
+    """The command itself."""
+    found = getattr(importlib.import_module(f"fastweights.cli.{MODULES[command]}"), command)
+    if command in GROUPS:
+        found.info.cls = SubCommands
+    else:
+        function, found = found, typer.Typer(add_completion=False)
+        found.command(command)(function)
+    return typer.main.get_command(found)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Learning from one example with Hebbian fast weights.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"fastweights {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Learning from one example with Hebbian fast weights."""
+
+
+def main() -> None:
+    """Run the command line; every failure that a user can cause is one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # where ± cannot be printed, a question mark can
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except UserError as error:
+        _fail(str(error), 2)
+    except OSError as error:
+        _fail(_in_words(error), 2)
+    except (KeyboardInterrupt, Interrupted):
+        _fail("interrupted.", 130)
+    except Exception as error:
+        if _is_out_of_memory(error):
+            _fail("out of memory; ask for a smaller model, or fewer or smaller tasks at once.", 2)
+        if not hasattr(error, "format_message"):
+            raise
+        if not error.format_message():  # nothing was asked for: the help has been shown
+            sys.exit(2)
+        _fail(_renamed(error) or error.format_message(), 2)  # a wrong option or argument, in typer's words
+
+
+def _renamed(error: Exception) -> str:
+    """What an option that does not exist any more is called now; empty for other mistakes."""
+    option = str(getattr(error, "option_name", ""))
+    new = retired.SETTINGS.get(option.removeprefix("--").replace("-", "_"))
+    return f"{option} is called --{new.replace('_', '-')} now." if new else ""
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, a GPU, or torch on a CPU, which has no exception of its own for that, is out of memory."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return "OutOfMemoryError" in names or "MemoryError" in names or "DefaultCPUAllocator" in str(error)
+
+
+def _in_words(error: OSError) -> str:
+    """Which file, and what is wrong with it; of a draft, the file it was to become."""
+    if not error.filename or not error.strerror:
+        return str(error)
+    path = Path(str(error.filename))
+    if path.name.startswith(".") and path.name.endswith(".draft"):
+        path = path.with_name(path.name[1:].removesuffix(".draft"))
+    return f"{path}: {error.strerror[0].lower()}{error.strerror[1:]}; name another place."
+
+
+def _fail(sentence: str, code: int) -> None:
+    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True, highlight=False)
+    sys.exit(code)

@@ -1,0 +1,79 @@
+"""Progress bars."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fastweights.training.logs import Line
+from fastweights.utils.progress import Report
+
+
+@contextmanager
+def bars() -> Iterator[Report]:
+    """One bar on standard error for each kind of work reported."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = Progress(*columns, console=Console(stderr=True))
+    tasks: dict[str, TaskID] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        shown.start()  # by the first report, so that work already done shows nothing at all
+        if what not in tasks:
+            tasks[what] = shown.add_task(what, total=total)
+        shown.update(tasks[what], completed=done, total=total)
+        if shown.finished:
+            shown.stop()  # the line below belongs to whatever comes next, which may have a bar of its own
+
+    try:
+        yield report
+    finally:
+        if tasks:
+            shown.stop()
+
+
+class ProgressBar:
+    """A bar with loss, accuracy, tasks a second and the time left; fills by the share of the run that is done."""
+
+    def __init__(self, console: Console, title: str = "training") -> None:
+        columns = (
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+        )
+        self._progress = Progress(*columns, console=console, speed_estimate_period=300)
+        self._bar = self._progress.add_task(title, total=1.0, note="")
+        self._validation = ""
+        self._progress.start()
+
+    def write(self, line: Line) -> None:
+        percent = f"{100 * line['accuracy']:.1f} %" if "accuracy" in line else ""
+        match line["event"]:
+            case "validation":
+                self._validation = f"  val {percent} (best {100 * line['best']:.1f})"
+            case "testing":
+                note = f"answering {line['tasks']:,} test tasks{self._validation}"
+                self._progress.update(self._bar, completed=1.0, note=note)
+            case "test":
+                self._progress.update(self._bar, note=f"test {percent}{self._validation}")
+            case "pretrain":
+                note = f"pre-training: loss {line['loss']:.3f}  acc {percent}  {100 * line['done']:.0f} %"
+                self._progress.update(self._bar, note=note)
+            case "train":
+                speed = f"{line['tasks_per_second']:,.0f} tasks/s"
+                note = f"loss {line['loss']:.3f}  acc {percent}{self._validation}  {speed}"
+                self._progress.update(self._bar, completed=line["done"], note=note)
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,1 @@
+"""The report: the paper's numbers beside ours, as Markdown pages, csv files, one figure and a page of HTML."""

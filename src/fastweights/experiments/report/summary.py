@@ -1,0 +1,168 @@
+"""The summary, results/README.md: findings, one table, the ablation figure. Every number in it is computed."""
+
+from collections.abc import Sequence
+
+from fastweights.experiments.plan import LEAVE_ONE_OUT_STEP, parse_cell
+from fastweights.experiments.report.markdown import paragraphs, table
+from fastweights.experiments.report.results import NONE, NOT_YET, Difference, Measured, Results, cells, title_of
+from fastweights.experiments.tables import MUST, TABLES, mean_of, parse_experiment, published
+
+OURS = "`fastweights report`"
+"""In every page that this program writes."""
+ABLATION_FIGURE = "ablation.svg"
+BASELINES = ("Matching Nets", "Prototypical Networks", "MAML")
+BASELINE_EXPERIMENTS = ("omniglot-5way-1shot", "mini-imagenet-5way-1shot", "ptb-5way-1shot-random")
+
+
+def summary_page(results: Results) -> str:
+    return paragraphs(
+        "# Results",
+        "*Metalearning with Hebbian Fast Weights* (Munkhdalai & Trischler, 2018): the paper's numbers and ours. "
+        f"{OURS} writes this page from the ledger, `runs.jsonl`.",
+        "## Findings",
+        "\n".join(findings(results)),
+        "## Every fast-weight cell",
+        "Test accuracy in %. Ours by the recipe `best`: mean ± 95 % interval over test tasks (number of seeds). "
+        "† trained on the validation classes, too. The paper's gradient rule is read as first-order; the second-order "
+        "gradient and the normalised rule (Hebb's, with class sums and queries of unit norm) are ours.",
+        summary_table(results),
+        "The baselines, one shot, by the same training: the paper's number → ours.",
+        _baseline_table(results),
+        "## Ablation",
+        "Where the fast weights are: fwCNN (Hebb), mini-ImageNet, 5-way 1-shot, and the 95 % interval over test "
+        "tasks. The paper does not print the numbers of its bars.",
+        f"![Test accuracy by placement of the fast weights]({ABLATION_FIGURE})",
+        results.notes.get("summary", ""),
+    )
+
+
+def summary_table(results: Results, plain: bool = False) -> str:
+    """A row for each fast-weight cell; `plain` shows means only."""
+    rows = []
+    for experiment, hebb, model in cells("-hebb"):
+        family = hebb.removesuffix("-hebb")
+        numbers = []
+        for rule in ("hebb", "gradient1"):
+            number = published(experiment, f"{family}-{rule}")
+            numbers.append(f"{mean_of(number):g}" if plain and number else number or NONE)
+            numbers.append(_ours(results, experiment, f"{family}-{rule}", plain))
+        numbers += [_ours(results, experiment, f"{family}-{rule}", plain) for rule in ("gradient", "normalised")]
+        rows.append((title_of(experiment), model.removesuffix(" (Hebb)"), *numbers))
+    header = ("tasks", "model", "Hebb, paper", "ours", "gradient, paper", "ours", "second-order", "normalised")
+    return table(header, rows)
+
+
+def _ours(results: Results, experiment: str, learner: str, plain: bool) -> str:
+    measured, by_paper = results.of(experiment, learner), results.of(experiment, learner, "paper")
+    if not measured:
+        return NOT_YET
+    text = f"{measured.accuracy:.2f}" if plain else _short(measured)
+    if by_paper and by_paper.accuracy > measured.accuracy:
+        text += f" ({by_paper.accuracy:.2f} by the paper's recipe)"
+    return text
+
+
+def _short(measured: Measured) -> str:
+    mark = "†" if any(line.trained_on_validation for line in measured.lines) else ""
+    transductive = ", transductive" if any(line.transductive for line in measured.lines) else ""
+    return f"{measured.accuracy:.2f} ± {measured.ci95:.2f} ({measured.seeds}{transductive}){mark}"
+
+
+def _baseline_table(results: Results) -> str:
+    def cell(model: str, experiment: str) -> str:
+        for row in TABLES[parse_experiment(experiment).dataset].rows:
+            if row.model.startswith(model):
+                measured = results.of(experiment, row.learner)
+                return f"{published(experiment, row.learner) or NONE} → {_short(measured) if measured else NOT_YET}"
+        return NONE
+
+    rows = [(model, *(cell(model, experiment) for experiment in BASELINE_EXPERIMENTS)) for model in BASELINES]
+    return table(("baseline", *map(title_of, BASELINE_EXPERIMENTS)), rows)
+
+
+def findings(results: Results) -> list[str]:
+    """What the ledger says, in bullets."""
+    every = (reached(results), _by_paper(results), _left_out(results), _rules(results), _memory(results))
+    return [f"- {one}" for one in every if one]
+
+
+def reached(results: Results) -> str:
+    """How many published numbers are reached."""
+    margins = [(margin, f"{model}, {title_of(experiment)}") for margin, experiment, model in _margins(results, "best")]
+    waiting = sum(results.of(experiment, learner) is None for experiment, learner, _ in cells("-gradient1"))
+    done = sum(margin >= 0 for margin, _ in margins)
+    text = f"**By `best`, {done} of {len(cells(*MUST))} published numbers are reached**"
+    text += f"; {waiting} first-order gradient cells are not yet run." if waiting else "."
+    missed = [f"{what} by {-margin:.2f}" for margin, what in margins if margin < 0]
+    if missed:
+        text += f" Missed: {'; '.join(missed)}."
+    if len(missed) < len(margins):
+        margin, what = min(one for one in margins if one[0] >= 0)
+        text += f" The smallest margin is {margin:.2f} points ({what})."
+    return text
+
+
+def _margins(results: Results, recipe: str, endings: tuple[str, ...] = MUST) -> list[tuple[float, str, str]]:
+    """(points beyond the published number, experiment, model) of each such cell that was run."""
+    return [
+        (measured.accuracy - mean_of(published(experiment, learner)), experiment, model)
+        for experiment, learner, model in cells(*endings)
+        if (measured := results.of(experiment, learner, recipe))
+    ]
+
+
+def _by_paper(results: Results) -> str:
+    found, counts = _margins(results, "paper", ("-hebb",)), []
+    for name, one in TABLES.items():
+        margins = [margin for margin, experiment, _ in found if experiment in one.experiments]
+        counts += [f"{sum(margin >= 0 for margin in margins)} of {len(margins)} cells of {name}"] if margins else []
+    text = "**By `paper`, the recipe of the text,** Hebb's rule reaches its published numbers in"
+    return f"{text} {', '.join(counts)}." if counts else ""
+
+
+def _left_out(results: Results) -> str:
+    """The part of `best` that matters most, for each model of the leave-one-out ablation."""
+    effects: dict[str, list[tuple[float, str]]] = {}
+    for cell in LEAVE_ONE_OUT_STEP.cells:
+        training, learner, variant = parse_cell(cell)
+        experiment = f"{training}-random" if training.startswith("ptb") else training
+        one = results.difference(experiment, learner, learner, variant)
+        if one:
+            text = f"`{variant}` {one.text} points ({title_of(experiment)}, {learner})"
+            effects.setdefault(training, []).append((one.mean, text))
+    worst = "; ".join(min(found)[1] for found in effects.values())
+    return f"**What `best` needs most:** leaving out one part costs most with {worst}." if worst else ""
+
+
+RULES = {"normalised": "normalised", "gradient": "second-order gradient", "gradient1": "first-order gradient"}
+
+
+def _rules(results: Results) -> str:
+    parts = []
+    for rule, what in RULES.items():
+        pairs = [(e, hebb.replace("-hebb", f"-{rule}"), hebb) for e, hebb, _ in cells("-hebb")]
+        found = [one for pair in pairs if (one := results.difference(*pair))]
+        parts += [f"{what} is {_wins(found)}"] if found else []
+    text = "**Rules against Hebb's,** same tasks and seeds, beyond the 95 % interval:"
+    return f"{text} {'; '.join(parts)}." if parts else ""
+
+
+def _wins(found: Sequence[Difference]) -> str:
+    ahead, behind = sum(one.mean > one.ci95 for one in found), sum(one.mean < -one.ci95 for one in found)
+    return f"ahead in {ahead} of {len(found)} cells, behind in {behind}"
+
+
+def _memory(results: Results) -> str:
+    """The memory against the nearest class mean, and the baselines against Hebb's rule."""
+    hebb = [measured for experiment, learner, _ in cells("-hebb") if (measured := results.of(experiment, learner))]
+    found = [one for measured in hebb if (one := results.compare_with_centroid(measured))]
+    gaps = []
+    for experiment, learner, model in cells("-cnn", "-lstm"):
+        rule = "lstm-fwmlp-hebb" if experiment.startswith("ptb") else "fwcnn-hebb"
+        gap = results.difference(experiment, learner, rule)
+        if gap:
+            gaps.append((gap.mean, f"{gap.mean:+.2f} ({model.removesuffix(', ours')}, {title_of(experiment)})"))
+    text = f"**Memory against the nearest class mean** of the same keys, Hebb's rule, likewise: {_wins(found)}."
+    if gaps:
+        text += f" Baselines by `best` against Hebb's rule: from {min(gaps)[1]} to {max(gaps)[1]} points."
+    return text if found else ""

@@ -1,0 +1,96 @@
+"""What can be wrong with the items, labels and states that a learner is given, each said in one sentence."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fastweights.utils.errors import UserError
+
+State = Mapping[str, Tensor]
+"""What a learner keeps of the tasks it was told: a flat dict of tensors, each with a leading task dimension."""
+
+
+def check_floats(images: Tensor) -> None:
+    allowed = "images are bytes (torch.uint8), or floats from 0 to 1"
+    if not images.is_floating_point():
+        raise UserError(f"{allowed}, not {images.dtype}.")
+    low, high = images.aminmax() if images.numel() else (images.new_zeros(()), images.new_zeros(()))
+    if not (low >= 0 and high <= 1):  # nor is NaN in between
+        raise UserError(f"{allowed}; these go from {low:.4g} to {high:.4g}.")
+
+
+def check_words(sentences: Tensor, vocabulary: int | None) -> None:
+    """Refuse what is no word of a model; numbers beyond its vocabulary only where that costs no wait."""
+    if sentences.dtype not in (torch.int32, torch.int64):
+        raise UserError(f"sentences are whole numbers (int32 or int64), one for each word, not {sentences.dtype}.")
+    if vocabulary is None or not is_at_hand(sentences) or not sentences.numel():
+        return
+    low, high = (int(word) for word in sentences.aminmax())
+    if low < 0 or high >= vocabulary:
+        raise UserError(
+            f"words are the numbers 0 to {vocabulary - 1} for this model, but these go from {low} to {high}; number "
+            "them by the vocabulary it was trained with."
+        )
+
+
+def fits(shape: Sequence[int | None], found: Sequence[int]) -> bool:
+    """Whether sizes are as wanted; None is any."""
+    return len(found) == len(shape) and all(a in (None, b) for a, b in zip(shape, found, strict=True))
+
+
+def is_at_hand(x: Tensor) -> bool:
+    """Whether a tensor can be looked into at no cost: for one on a GPU we would wait, or break a graph's capture."""
+    return x.device.type == "cpu"
+
+
+def count_classes(labels: Tensor, way: int | None, known: int = 0) -> int:
+    """N: as given, or read off the labels, and never less than the classes that are known already.
+
+    Given N, labels are checked only where that costs no wait.
+    """
+    if way is not None and not is_at_hand(labels):
+        return max(way, known)
+    lowest, highest = (int(label) for label in labels.aminmax())
+    if lowest < 0:
+        raise UserError(f"labels are whole numbers from 0; {lowest} is none.")
+    classes = max(known, highest + 1 if way is None else way)
+    if highest >= classes:
+        raise UserError(
+            f"label {highest} is beyond the {classes} classes of the task; number classes from 0, and let `way` be at "
+            f"least {highest + 1}."
+        )
+    return classes
+
+
+def check_labels(x: Tensor, y: Tensor) -> None:
+    if not isinstance(y, Tensor):
+        raise UserError(f"labels are a tensor (tasks, items) of int64, not a {type(y).__name__}.")
+    if x.shape[:2] != y.shape:
+        raise UserError(
+            f"items of shape {tuple(x.shape)} need labels of shape {tuple(x.shape[:2])} (tasks, items), "
+            f"not {tuple(y.shape)}."
+        )
+    if y.dtype != torch.int64 or y.numel() == 0:
+        raise UserError(f"labels are int64 tensors of at least one label, not {y.numel()} of {y.dtype}.")
+
+
+def check_tasks(state: State, x: Tensor) -> None:
+    tasks = sorted({tensor.shape[0] for tensor in state.values()})
+    if tasks != [x.shape[0]]:
+        raise UserError(
+            f"items of {x.shape[0]} tasks were given with a state of {' and '.join(map(str, tasks)) or 'no'} tasks; "
+            "describe as many tasks as there are questions about."
+        )
+
+
+def check_way(way: int, slots: int) -> None:
+    if way > slots:
+        raise UserError(f"this model has {slots} label slots and cannot learn a task of {way} classes.")
+
+
+def check_label(label: int, way: int) -> None:
+    if type(label) is not int:
+        raise UserError(f"a label to forget is a whole number, not {label!r}.")
+    if not 0 <= label < way:
+        raise UserError(f"there is no label {label} to forget: this task has the labels 0 to {way - 1}.")

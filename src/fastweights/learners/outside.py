@@ -1,0 +1,78 @@
+"""Learners from outside the package: a class, or a function that makes a learner, in a Python file of one's own."""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastweights.learners.base import Learner
+from fastweights.learners.registry import PRESETS, SYSTEMS, Preset, find_encoder, register
+from fastweights.nn.encoders import ENCODERS
+from fastweights.utils.errors import UserError, unknown
+
+Maker = Callable[..., Learner]
+
+
+def is_outside(name: str) -> bool:
+    """Whether a name means a file: my_file.py:MyLearner."""
+    return ".py:" in name
+
+
+def find(name: str) -> Maker:
+    """What stands behind my_file.py:MyLearner; the file is run, which may register learners."""
+    file, _, wanted = name.rpartition(":")
+    path = Path(file)
+    if not is_outside(name) or not path.is_file():
+        raise UserError(f"{name!r} is no learner in a file; write my_file.py:MyLearner, with a file that exists.")
+    module_name = f"fastweights_outside_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} cannot be imported ({type(error).__name__}: {error}).") from error
+    found = getattr(module, wanted, None)
+    if not callable(found):
+        raise unknown(f"class or function in {path} called", wanted, [n for n in vars(module) if not n.startswith("_")])
+    return found
+
+
+def preset_of(found: Maker, vocabulary: int) -> str | None:
+    """The first model of a registered class that reads such items; None where the class is not registered."""
+    system = next((name for name, cls in SYSTEMS.items() if cls is found), None)
+    if system is None:
+        return None
+    fitting = [n for n, p in PRESETS.items() if p.system == system and _reads(p.encoder, vocabulary)]
+    if not fitting:
+        encoder = next(name for name in ENCODERS if _reads(name, vocabulary))
+        fitting = [f"{system}-{encoder}"]
+        register(system, {fitting[0]: Preset(f"{system} on the {encoder} encoder", encoder=encoder)})(SYSTEMS[system])
+    return fitting[0]
+
+
+def _reads(encoder: str, vocabulary: int) -> bool:
+    return find_encoder(encoder).reads_text == (vocabulary > 0)
+
+
+def make(found: Maker, *, item_shape: tuple[int, ...], vocabulary: int, way: int) -> Learner:
+    """Call a class or function with whichever of `item_shape`, `vocabulary` and `way` it names."""
+    known: dict[str, Any] = {"item_shape": item_shape, "vocabulary": vocabulary, "way": way}
+    parameters = inspect.signature(found).parameters
+    required = [
+        n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    odd = [name for name in required if name not in known]
+    if odd:
+        raise UserError(
+            f"{found.__name__} needs {odd[0]}, but only {', '.join(known)} are given to those who name them; give it a "
+            "default, or register the class."
+        )
+    learner = found(**{name: value for name, value in known.items() if name in parameters})
+    if not isinstance(learner, Learner):
+        raise UserError(f"{found.__name__} is no fastweights.Learner; derive it from that class.")
+    return learner

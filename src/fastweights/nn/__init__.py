@@ -1,0 +1,1 @@
+"""The idea itself: the associative memory, the rules that write it, fast layers and encoders."""

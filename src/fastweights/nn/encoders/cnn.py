@@ -1,0 +1,99 @@
+"""The paper's CNN."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.kernels.available import has_triton
+from fastweights.nn.encoders.base import Encoder, images_to_float, register_encoder
+from fastweights.nn.init import SLOPE, he_init
+from fastweights.utils.settings import Settings, option
+
+
+@dataclass(frozen=True)
+class CNNSettings(Settings):
+    layers: int = option(5, at_least=1)
+    """Convolution layers."""
+    filters: int = option(64, at_least=1)
+    """Filters in each convolution."""
+    batch_norm: int = option(5, at_least=0)
+    """How many of the layers, from the first, are batch-normalised."""
+
+
+@register_encoder("cnn")
+class CNN(Encoder):
+    """Layers of 3x3 convolution, (batch norm,) leaky ReLU and 2x2 max-pooling that rounds up.
+
+    With five layers 84 pixels end as 3x3 (x 32 filters = 288 numbers) and 28 pixels as 1x1 (x 64 filters = 64). The
+    paper mentions no batch norm, its authors' earlier code normalised three layers; normalising all trains best.
+    """
+
+    Settings = CNNSettings
+
+    @classmethod
+    def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
+        """64 filters for small drawings, 32 for photographs."""
+        return {"filters": 32 if max(item_shape) > 32 else 64}
+
+    def __init__(
+        self, image_shape: tuple[int, int, int], filters: int = 32, layers: int = 5, batch_norm: int = 5
+    ) -> None:
+        super().__init__()
+        height, width, channels = image_shape
+        inputs = [channels] + [filters] * (layers - 1)
+        self.convolutions = nn.ModuleList(
+            he_init(nn.Conv2d(n, filters, 3, padding=1, bias=False), SLOPE) for n in inputs
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(filters) for _ in range(min(batch_norm, layers)))
+        for _ in range(layers):
+            height, width = math.ceil(height / 2), math.ceil(width / 2)
+        self.item_shape, self.width = image_shape, filters * height * width
+        self.fusible = batch_norm >= layers and channels <= 3 and filters in (16, 32, 64, 128)
+
+    def _can_be_fused(self, images: Tensor) -> bool:
+        """Whether the fused kernels compute this: bytes on a GPU, in bfloat16, and no gradients in eval mode."""
+        return (
+            self.fusible
+            and (self.training or not torch.is_grad_enabled())
+            and images.is_cuda
+            and isinstance(self.norms[0], nn.BatchNorm2d)
+            and images.dtype == torch.uint8
+            and torch.is_autocast_enabled("cuda")
+            and torch.get_autocast_dtype("cuda") == torch.bfloat16
+            and has_triton()
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, H, W, C) uint8 -> (B, width)."""
+        if self._can_be_fused(images):
+            from fastweights.kernels.cnn_autograd import run_cnn  # deferred: needs a GPU and Triton
+
+            return run_cnn(images, list(self.convolutions), list(self.norms), SLOPE).flatten(1)  # type: ignore[arg-type]
+        x = images_to_float(images).to(self.convolutions[0].weight.dtype)  # type: ignore[arg-type]
+        for i, convolution in enumerate(self.convolutions):
+            x = normalised_convolution(x, convolution, self.norms[i] if i < len(self.norms) else None)  # type: ignore[arg-type]
+            # The activation is increasing, so it may follow the pooling: the same result for a quarter of the work.
+            x = F.leaky_relu(F.max_pool2d(x, 2, ceil_mode=True), SLOPE)
+        return x.flatten(1)
+
+
+def normalised_convolution(x: Tensor, convolution: nn.Conv2d, norm: nn.Module | None) -> Tensor:
+    """A convolution and, if there is one, the batch norm behind it.
+
+    In eval mode without gradients, batch norm is a constant scale and shift, which can be folded into the filters: one
+    pass over the activations less. Only on a CPU, where it was measured (benchmarks/cpu.py).
+    """
+    if norm is None:
+        return convolution(x)
+    if not isinstance(norm, nn.BatchNorm2d) or norm.training or torch.is_grad_enabled() or x.device.type != "cpu":
+        return norm(convolution(x))
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    shift = norm.bias - scale * norm.running_mean
+    return F.conv2d(x, convolution.weight * scale[:, None, None, None], shift, convolution.stride, convolution.padding)

@@ -1,0 +1,103 @@
+"""The paper's LSTM for sentences with a blank."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.nn.encoders.base import Encoder, register_encoder
+from fastweights.utils.settings import Settings, option
+from fastweights.utils.tokens import BLANK, PAD
+
+
+@dataclass(frozen=True)
+class LSTMSettings(Settings):
+    layers: int = option(2, at_least=1)
+    """Layers of the LSTM."""
+    embedding: int = option(300, at_least=1)
+    """Width of the word embeddings."""
+    units: int = option(200, at_least=1)
+    """Units in each layer."""
+    readout: str = option("end", choices=("end", "blank"))
+    """Where the state becomes the key: at the end of the sentence, or at the blank."""
+    bidirectional: bool = option(False)
+    """Whether a second LSTM reads the sentence from its end."""
+    dropout: float = option(0.0, at_least=0, below=1)
+    """Probability of dropping an activation in training."""
+
+
+@register_encoder("lstm")
+class LSTM(Encoder):
+    """Words embedded and read by a stack of LSTM layers; the key is the top state at one place of the sentence.
+
+    `readout` is "end", after the last word, or "blank", at the first missing word (in one direction that state has
+    only seen the words to the left). With `bidirectional`, a second stack reads the sentence backwards and the two
+    states are concatenated: each at its end, or both at the blank. `dropout` is on embeddings, between layers and on
+    the key.
+
+    Our choices: embeddings start from a unit normal, weights by He's method, the forget gate's bias at 1 and the
+    others at 0, as was the default of the framework the paper used.
+    """
+
+    Settings = LSTMSettings
+    reads_text = True
+    capturable = False  # cuDNN's LSTM keeps random state of its own, which a graph would replay
+    vmappable = False
+
+    @classmethod
+    def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
+        """The paper's sizes: 200 units for one shot, 300 for more."""
+        return {"units": 200 if shot == 1 else 300}
+
+    def __init__(
+        self,
+        vocabulary: int,
+        embedding: int = 300,
+        units: int = 200,
+        layers: int = 2,
+        readout: str = "end",
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.at_blank = readout == "blank"
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.ahead = _stack(embedding, units, layers, dropout)
+        self.back = _stack(embedding, units, layers, dropout) if bidirectional else None
+        self.dropout = nn.Dropout(dropout)
+        self.item_shape, self.vocabulary = (None,), vocabulary  # sentences of any length
+        self.width = units * (2 if bidirectional else 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, L) int32, padded at the end -> (B, width). Padding is read, but only after the key's place."""
+        last = (tokens != PAD).sum(1).clamp(min=1) - 1
+        place, blanks = last, tokens == BLANK
+        if self.at_blank:  # the first one; the end of a sentence that has none
+            place = torch.where(blanks.any(1), blanks.to(torch.uint8).argmax(1), last)
+        words = self.dropout(self.embedding(tokens))
+        keys = [pick(self.ahead(words)[0], place)]
+        if self.back is not None:
+            mirrored = (last.unsqueeze(1) - torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
+            reversed_words = words.gather(1, mirrored.unsqueeze(-1).expand_as(words))
+            keys.append(pick(self.back(reversed_words)[0], last - place if self.at_blank else last))
+        return self.dropout(torch.cat(keys, dim=1))
+
+
+def pick(states: Tensor, places: Tensor) -> Tensor:
+    """Of states (B, L, units) the one at each sentence's place (B): (B, units)."""
+    return states.gather(1, places.view(-1, 1, 1).expand(-1, 1, states.shape[2])).squeeze(1)
+
+
+def _stack(inputs: int, units: int, layers: int, dropout: float) -> nn.LSTM:
+    lstm = nn.LSTM(inputs, units, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+    for name, parameter in lstm.named_parameters():
+        if "weight" in name:
+            nn.init.kaiming_normal_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+        if "bias_ih" in name:
+            with torch.no_grad():
+                parameter[units : 2 * units] = 1.0  # gates in the order input, forget, cell, output
+    return lstm

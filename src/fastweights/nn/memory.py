@@ -1,0 +1,73 @@
+"""The associative memory at the heart of the library (equations 1-3 of the paper), as pure tensor functions.
+
+A memory M (D x E) binds keys k (D) to values v (E) by summing outer products, M = rate * sum_i k_i v_i', and answers a
+query q (D) with M'q = rate * sum_i (k_i . q) v_i: the values, weighted by the similarity of their keys to the query.
+Every function takes any leading batch dimensions (tasks, usually) and is differentiable in all its tensors.
+
+**Class sums.** Where values are projected labels, v_i = R' y_i with R (C x E) the same for all examples, then
+
+    M = sum_i k_i y_i' R = S' R,    S = sum_i y_i k_i'   (C x D: the summed keys of each class)
+
+so M has rank at most C and never needs to be formed: reading is R'(S q), C (D + E) multiplications for a query instead
+of D E, and a task's state is S. Adding examples adds to S, forgetting a class zeroes a row of it. `write_sums` and
+`read_sums` are that form; `write` and `read` are the general one.
+"""
+
+import torch
+from torch import Tensor
+
+
+def write(keys: Tensor, values: Tensor, rate: float = 1.0) -> Tensor:
+    """Bind keys (..., n, D) to values (..., n, E) by the Hebbian rule (eq. 1, 2): a memory (..., D, E)."""
+    return rate * (keys.mT @ values)
+
+
+def read(memory: Tensor, queries: Tensor) -> Tensor:
+    """Read a memory (..., D, E) with queries (..., q, D) (eq. 3): read-outs (..., q, E)."""
+    return queries @ memory
+
+
+def add(memory: Tensor, other: Tensor) -> Tensor:
+    """The memory of what is in either of two memories, or class sums."""
+    return memory + other
+
+
+def forget(memory: Tensor, keys: Tensor, values: Tensor, rate: float = 1.0) -> Tensor:
+    """The memory without these pairs, written with the same rate: exact up to rounding."""
+    return memory - write(keys, values, rate)
+
+
+def write_sums(keys: Tensor, labels: Tensor, rate: float = 1.0) -> Tensor:
+    """Sum keys (..., n, D) by label, given as (noisy) one-hots (..., n, C): class sums S (..., C, D)."""
+    return rate * (labels.mT @ keys)
+
+
+def read_sums(sums: Tensor, queries: Tensor, projection: Tensor | None = None) -> Tensor:
+    """Read class sums (..., C, D) with queries (..., q, D) and the label projection R (C, E): (..., q, E).
+
+    Equals `read(write(keys, labels @ projection), queries)` without forming the D x E memory. With no projection the
+    values are the one-hots themselves, and the answer is the association (..., q, C) with each class.
+    """
+    association = queries @ sums.mT
+    return association if projection is None else association @ projection
+
+
+def write_reference(keys: Tensor, values: Tensor, rate: float = 1.0) -> Tensor:
+    """Equation 1 to the letter, one example at a time: slow, obvious, for tests."""
+    memory = torch.zeros(*keys.shape[:-2], keys.shape[-1], values.shape[-1], dtype=keys.dtype, device=keys.device)
+    for i in range(keys.shape[-2]):
+        key, value = keys[..., i, :], values[..., i, :]
+        memory = memory + rate * key.unsqueeze(-1) * value.unsqueeze(-2)
+    return memory
+
+
+def read_reference(keys: Tensor, values: Tensor, queries: Tensor, rate: float = 1.0) -> Tensor:
+    """Equation 3 to the letter: for each query the sum over stored pairs of (k_i . q) v_i, no memory formed."""
+    answers = []
+    for j in range(queries.shape[-2]):
+        answer = torch.zeros_like(values[..., 0, :])
+        for i in range(keys.shape[-2]):
+            similarity = (keys[..., i, :] * queries[..., j, :]).sum(-1, keepdim=True)
+            answer = answer + rate * similarity * values[..., i, :]
+        answers.append(answer)
+    return torch.stack(answers, dim=-2)

@@ -1,0 +1,227 @@
+"""Fast-weight rules: how a layer's memory is written in the description phase and read in the prediction phase.
+
+A rule writes and reads a flat dict of tensors, its *trace*:
+
+    trace = rule.write(keys, signal)      keys (T, n, D) and what to bind them to
+    answer = rule.read(trace, queries)    queries (T, q, D)
+
+Rules that learn from labels are given one-hots (T, n, C), perhaps noisy, and answer with the association of a query
+with each label slot (T, q, C); the layer multiplies it by the label projection R, which is the same as storing
+projected labels (M = S'R, see `memory`). They can also `extend` a trace and `forget` a label slot. The `Gradient` rule
+learns from errors at the layer's outputs (T, n, E) and answers with the read-out (T, q, E) itself.
+
+Costs are multiplications per task, with n = N*K support examples, q queries, C label slots, key width D and value
+width E; memory is floats in the trace.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fastweights.kernels.available import has_triton
+from fastweights.nn import memory
+from fastweights.nn.init import SLOPE, Shapes, he_init
+
+Trace = Mapping[str, Tensor]
+
+
+class Rule(nn.Module):
+    """How a memory is written and read."""
+
+    needs_errors = False
+    """Whether `write` is given the errors at the layer's outputs instead of labels."""
+
+    def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
+        """The tensors of a trace, behind the task dimension, by C, D and E; None is any size."""
+        raise NotImplementedError
+
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        """Bind keys (T, n, D) to a signal: labels (T, n, C) or errors (T, n, E)."""
+        raise NotImplementedError
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        """Read with queries (T, q, D): association with each slot (T, q, C), or read-out (T, q, E)."""
+        raise NotImplementedError
+
+    def extend(self, trace: Trace, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The trace of these pairs and the earlier ones together."""
+        raise NotImplementedError
+
+    def forget(self, trace: Trace, slot: Tensor) -> dict[str, Tensor]:
+        """The trace as if nothing was ever written to one label slot, given as a one-hot (T, C)."""
+        raise NotImplementedError
+
+
+class Hebb(Rule):
+    """The paper's rule (eq. 1-3): summed outer products. Write n C D, read q C (D + E), memory C D."""
+
+    def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
+        return {"sums": (slots, inputs)}
+
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        return {"sums": memory.write_sums(keys, signal)}
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        return memory.read_sums(trace["sums"], queries)
+
+    def extend(self, trace: Trace, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"sums": memory.add(trace["sums"], self.write(keys, labels)["sums"])}
+
+    def forget(self, trace: Trace, slot: Tensor) -> dict[str, Tensor]:
+        return {"sums": trace["sums"] * (1 - slot).unsqueeze(-1)}
+
+
+class Normalised(Hebb):
+    """Hebb's rule read with class sums and queries of unit norm, the answer multiplied by a learned scale.
+
+    Every class then counts alike, whatever the number and the norms of its keys and however well they agree. The scale
+    starts at 10, about the size of the slow path's activations. Costs as `Hebb`, and (C + q) D for the norms.
+    """
+
+    def __init__(self, scale: float = 10.0) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        unit_norm = {"sums": F.normalize(trace["sums"], dim=-1)}
+        return self.log_scale.exp() * super().read(unit_norm, F.normalize(queries, dim=-1))
+
+
+class Optimal(Rule):
+    """The optimal linear associative memory (the paper's footnote): the pseudo-inverse in place of the transpose.
+
+    Ridge regression from keys to labels with a learned penalty p, the answer multiplied by a learned scale (the
+    regression alone answers between 0 and 1, too flat for a softmax), solved in the dual, an n x n system,
+
+        S = Y' (K K' + p I)^-1 K        (C x D, read like the class sums of Hebb's rule)
+
+    which tends to the pseudo-inverse as p goes to 0; p stays above `FLOOR` so that it can be solved. The trace
+    keeps keys and labels as well, since another example changes the weights of all earlier ones.
+    Write n^2 D + n^3 / 3 + n C (n + D), read q C (D + E), memory n (D + C) + C D.
+    """
+
+    FLOOR = 1e-2
+
+    def __init__(self, penalty: float = 1.0, scale: float = 10.0) -> None:
+        super().__init__()
+        self.log_penalty = nn.Parameter(torch.tensor(math.log(penalty)))
+        self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
+        return {"keys": (None, inputs), "labels": (None, slots), "sums": (slots, inputs)}
+
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        sums = ridge_sums(keys, signal, self.log_penalty.exp() + self.FLOOR)
+        return {"keys": keys, "labels": signal, "sums": sums}
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        return self.log_scale.exp() * memory.read_sums(trace["sums"], queries)
+
+    def extend(self, trace: Trace, keys: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return self.write(torch.cat([trace["keys"], keys], dim=1), torch.cat([trace["labels"], labels], dim=1))
+
+    def forget(self, trace: Trace, slot: Tensor) -> dict[str, Tensor]:
+        """Examples are zeroed, not removed, so that tasks stay aligned: a key of zeros has no weight."""
+        labels = trace["labels"]
+        keep = 1 - (labels * slot.unsqueeze(1)).sum(-1, keepdim=True)
+        return self.write(trace["keys"] * keep, labels * keep)
+
+
+def ridge_sums(keys: Tensor, labels: Tensor, penalty: Tensor) -> Tensor:
+    """Y' (K K' + p I)^-1 K: the linear map (..., C, D) from keys (..., n, D) to labels (..., n, C) by ridge regression.
+
+    By Cholesky, which, unlike `torch.linalg.solve`, does not wait for the device.
+    """
+    precise = keys.double()  # with large keys the penalty is below float32's rounding
+    gram = precise @ precise.mT + penalty * torch.eye(keys.shape[-2], dtype=torch.float64, device=keys.device)
+    lower, _ = torch.linalg.cholesky_ex(gram)
+    halfway = torch.linalg.solve_triangular(lower, labels.double(), upper=False)
+    return (torch.linalg.solve_triangular(lower.mT, halfway, upper=True).mT @ precise).to(keys.dtype)
+
+
+class Gradient(Rule):
+    """Error gradients mapped to fast weights (section 3.3): M = g(sum_i of the gradient of example i's loss by W).
+
+    g is an MLP 1-40-40-1 with leaky ReLU that maps every coordinate of the summed gradient by itself; `preprocessed`
+    gives it each coordinate's logarithm and sign (Andrychowicz et al., 2016, p = 7) instead of the raw number. The
+    gradient of a layer's weights is the summed outer product of its inputs and the errors at its outputs: Hebb's rule
+    with errors in place of values. All of it, errors included, is optimised through; with `first_order`, as in the
+    paper, gradients are constants to the optimiser, which then learns g and the slow weights alone.
+    Write n D E + 1680 D E (1720 preprocessed), read q D E, memory D E. The MLP's activations, some 160 D E floats, are
+    computed in blocks and, if there are many, again in the backward pass. On a GPU, if `fusible`, a kernel keeps them
+    in registers, in float32; that can be differentiated once only.
+    """
+
+    needs_errors = True
+    HIDDEN = 40
+    BLOCK = 2**20
+    """Coordinates mapped at a time: 160 MiB for each of the MLP's activations in float32."""
+    LOG_RANGE = 7.0
+    """p of `log_and_sign`."""
+    fusible = True
+
+    def __init__(self, preprocessed: bool = False, first_order: bool = False) -> None:
+        super().__init__()
+        self.preprocessed, self.first_order = preprocessed, first_order
+        self.mlp = nn.Sequential(
+            he_init(nn.Linear(2 if preprocessed else 1, self.HIDDEN), SLOPE),
+            nn.LeakyReLU(SLOPE),
+            he_init(nn.Linear(self.HIDDEN, self.HIDDEN), SLOPE),
+            nn.LeakyReLU(SLOPE),
+            he_init(nn.Linear(self.HIDDEN, 1), 1.0),
+        )
+
+    def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
+        return {"memory": (inputs, outputs)}
+
+    def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
+        gradient = memory.write(keys, signal)
+        return {"memory": self.map_gradient(gradient.detach() if self.first_order else gradient)}
+
+    def read(self, trace: Trace, queries: Tensor) -> Tensor:
+        return memory.read(trace["memory"], queries)
+
+    def map_gradient(self, gradient: Tensor) -> Tensor:
+        """g on each number of a tensor: by the fused kernels if possible, else block by block."""
+        if self._can_be_fused(gradient):
+            from fastweights.kernels.coordinate_mlp import map_coordinates  # deferred: needs a GPU and Triton
+
+            return map_coordinates(gradient, self.mlp, SLOPE, self.LOG_RANGE)
+        blocks = gradient.flatten().split(self.BLOCK)
+        if len(blocks) == 1 or not torch.is_grad_enabled():
+            mapped = [self.map_coordinates(block) for block in blocks]
+        else:
+            # Nothing in it is random, and saving the state of the generator would wait for the device.
+            again = partial(checkpoint, self.map_coordinates, use_reentrant=False, preserve_rng_state=False)
+            mapped = [again(block) for block in blocks]
+        return torch.cat(mapped).view_as(gradient)
+
+    def _can_be_fused(self, gradient: Tensor) -> bool:
+        """Whether the fused kernels compute this: float32 on a GPU."""
+        numbers = {gradient.dtype, *(p.dtype for p in self.mlp.parameters())}
+        return self.fusible and gradient.is_cuda and numbers == {torch.float32} and has_triton()
+
+    def map_coordinates(self, gradient: Tensor) -> Tensor:
+        """g on each number of a vector."""
+        features = log_and_sign(gradient, self.LOG_RANGE) if self.preprocessed else gradient.unsqueeze(-1)
+        return self.mlp(features).squeeze(-1)
+
+
+def log_and_sign(gradient: Tensor, p: float = Gradient.LOG_RANGE) -> Tensor:
+    """(log|g| / p, sign g) where |g| >= e^-p, else (-1, e^p g), along a new last dimension: both of about unit size."""
+    return torch.stack([gradient.abs().clamp(min=math.exp(-p)).log() / p, (gradient * math.exp(p)).clamp(-1, 1)], -1)
+
+
+RULES: dict[str, Callable[[], Rule]] = {
+    "hebb": Hebb,
+    "normalised": Normalised,
+    "optimal": Optimal,
+    "gradient": Gradient,
+    "gradient1": partial(Gradient, first_order=True),
+    "gradient-log": partial(Gradient, preprocessed=True),
+}

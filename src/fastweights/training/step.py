@@ -1,0 +1,208 @@
+"""One update of the slow weights: drawing, forward, backward and optimiser, with no wait for the device.
+
+On a GPU the whole step is captured once as a CUDA graph and replayed, so that the host only says "again".
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.training.distributed import ALONE, Ranks
+from fastweights.utils.errors import UserError
+from fastweights.utils.seeds import seed_of
+
+Part = tuple[float, Iterable[Tensor]]
+"""Parameters, and the share of the step size they are given."""
+EAGER_STEPS = 3
+"""Steps taken one operation at a time before a graph is captured: libraries choose their algorithms in them."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The step size over a run."""
+
+    peak: float
+    schedule: str = "constant"
+    """constant or cosine."""
+
+    def at(self, done: float) -> float:
+        """The step size with this share of the run behind us."""
+        return self.peak if self.schedule == "constant" else self.peak * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+
+Objective = Callable[[], tuple[Tensor, Tensor]]
+"""Draws a batch by torch's generator and answers it: the loss, and the share of right answers."""
+
+
+class TrainStep:
+    """Takes steps towards an objective; losses stay on the device until somebody asks for them."""
+
+    _graph: torch.cuda.CUDAGraph | None = None
+
+    def __init__(
+        self,
+        objective: Objective,
+        parts: Sequence[Part],
+        rate: Rate,
+        *,
+        seed: str,
+        weight_decay: float = 0.0,
+        optimizer: str = "adam",
+        device: torch.device,
+        ema: "EMA | None" = None,
+        graph: bool = False,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.objective, self.rate, self.seed, self.ema = objective, rate, seed, ema
+        self.ranks = ranks
+        self.optimizer = make_optimizer(parts, rate.peak, weight_decay, device, optimizer)
+        self._may_capture = graph and device.type == "cuda" and not ranks.several
+        self.expect_change()
+        self._latest = torch.zeros(2, device=device)
+        self._metrics: list[Tensor] = []
+
+    def expect_change(self) -> None:
+        """Say that the objective draws batches of another shape from now on: a graph of it has to be captured again."""
+        self._graph, self._wants_graph, self._eager_steps = None, self._may_capture, 0
+
+    def set_share(self, part: int, share: float) -> None:
+        """Give a part another share of the step size from now on."""
+        for group in self.optimizer.param_groups:
+            if group["part"] == part:
+                group["share"] = share
+
+    def __call__(self, step: int, done: float) -> None:
+        """Take step number `step`, with the share `done` of the run behind us.
+
+        Everything random in it (tasks, label noise, dropout) is a function of the seed and the step, so that a run that
+        is resumed needs no other memory of its randomness.
+        """
+        set_learning_rate(self.optimizer, self.rate.at(done))
+        if self._wants_graph and self._eager_steps >= EAGER_STEPS:
+            self._capture()
+        torch.manual_seed(seed_of(f"{self.seed} step {step}"))
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._wants_graph:
+            self._step_aside()
+        else:
+            self._step()
+        self._metrics.append(self._latest.clone())
+
+    def _step(self) -> None:
+        loss, right = self.objective()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update()
+        self._latest.copy_(torch.stack([loss.detach().float(), right]))
+
+    def _step_aside(self) -> None:
+        """A step on a stream of its own, as the capture of a graph wants its precursors."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._eager_steps += 1
+
+    def _capture(self) -> None:
+        self._wants_graph = False
+        torch.cuda.synchronize()
+        self.optimizer.zero_grad(set_to_none=True)  # gradients must live in the graph's own memory
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._step()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"No CUDA graph ({reason}): going on without, more slowly.", stacklevel=2)
+            torch.cuda.synchronize()
+        else:
+            self._graph = graph
+
+    def metrics(self) -> Tensor:
+        """(steps, 2) loss and accuracy of the steps since the last call. Waits for the device."""
+        taken = self.ranks.mean(torch.stack(self._metrics)).cpu()
+        self._metrics.clear()
+        return taken
+
+
+def mean_of_finite(metrics: Tensor, last_step: int, what: str) -> tuple[float, float]:
+    """Mean loss and accuracy (steps, 2); a UserError naming the first step, counted back from the last, gone wrong."""
+    bad = (~metrics.isfinite().all(-1)).nonzero()
+    if len(bad):
+        raise UserError(
+            f"the loss is NaN or infinite from {what} {last_step - len(metrics) + int(bad[0]) + 1} on: nothing after "
+            "the last checkpoint was kept; try a lower learning rate."
+        )
+    loss, accuracy = metrics.double().mean(0).tolist()
+    return loss, accuracy
+
+
+class EMA:
+    """The exponential moving average of a module's weights and running statistics; updated within a CUDA graph."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.module, self.decay = module, decay
+        self.names = [name for name, tensor in module.state_dict().items() if tensor.is_floating_point()]
+        self.values = [tensor.clone() for tensor in self._current()]
+
+    def _current(self) -> list[Tensor]:
+        state = self.module.state_dict()
+        return [state[name].detach() for name in self.names]
+
+    def restart(self) -> None:
+        """Begin again from the weights as they are."""
+        torch._foreach_copy_(self.values, self._current())
+
+    def fill(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on from averages that were saved."""
+        for name, value in zip(self.names, self.values, strict=True):
+            value.copy_(weights[name])
+
+    def update(self) -> None:
+        torch._foreach_lerp_(self.values, self._current(), 1 - self.decay)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The module's state with the averages in it."""
+        return {**self.module.state_dict(), **self.averages()}
+
+    def averages(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.values, strict=True))
+
+
+def make_optimizer(
+    parts: Sequence[Part], rate: float, weight_decay: float, device: torch.device, kind: str = "adam"
+) -> torch.optim.Optimizer:
+    """AdamW, or SGD with Nesterov's momentum; on a GPU one kernel for all parameters, with the step size where a graph
+    can read it.
+
+    Only matrices and filters decay: pulling biases, gains and scales towards zero regularises nothing.
+    """
+    on_gpu = device.type == "cuda"
+    groups: list[dict[str, Any]] = []
+    for part, (share, parameters) in enumerate(parts):
+        every = list(parameters)
+        decaying, others = [p for p in every if p.dim() > 1], [p for p in every if p.dim() <= 1]
+        for chosen, decay in ((decaying, weight_decay), (others, 0.0)):
+            lr = torch.tensor(share * rate, device=device) if on_gpu else share * rate
+            groups.append({"params": chosen, "weight_decay": decay, "part": part, "share": share, "lr": lr})
+    groups = [group for group in groups if group["params"]]
+    if kind == "sgd":
+        return torch.optim.SGD(groups, momentum=0.9, nesterov=True, fused=on_gpu)
+    return torch.optim.AdamW(groups, fused=on_gpu, capturable=on_gpu)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(group["share"] * rate)
+        else:
+            group["lr"] = group["share"] * rate

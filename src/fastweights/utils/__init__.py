@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, files, devices, settings. Imports nothing of ours."""

@@ -1,0 +1,140 @@
+"""Writing files so that they are there whole or not at all, and reading texts that somebody may have damaged."""
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from fastweights.utils.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
+
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A draft beside `path` that takes its place once the block has finished and the disk has it.
+
+    The draft's name is fixed, so one left behind by a killed process is overwritten by the next; two that are at it at
+    the same time take turns.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file.")
+    if path.exists() and not path.is_file():  # a device, which root could replace, for everybody
+        raise UserError(f"{path} is no plain file; name another.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    with taking_turns(path.parent):
+        try:
+            yield draft
+            draft.chmod(0o666 & ~_UMASK)  # some libraries create files that nobody else may read
+            with draft.open("rb") as written:
+                os.fsync(written.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def picture_format(path: Path, endings: Sequence[str] = (".png", ".jpg", ".svg", ".pdf")) -> str:
+    """The format that a picture's name asks for, one of those that can be written; PNG where it has no ending."""
+    ending = path.suffix.lower().replace(".jpeg", ".jpg") or ".png"
+    if ending not in endings:
+        listed = f"{', '.join(endings[:-1])} or {endings[-1]}"
+        raise UserError(f"{path} cannot be written: the name of this picture has to end in {listed}.")
+    return "jpeg" if ending == ".jpg" else ending.removeprefix(".")
+
+
+_HERE = threading.RLock()
+_HELD: set[Path] = set()
+
+
+@contextmanager
+def taking_turns(folder: Path) -> Iterator[None]:
+    """Hold off other processes and threads that want to write in a folder: around reading a file and writing it again.
+
+    May be nested. Where folders cannot be locked (some network disks, other systems) nobody is held off. The folder
+    itself is locked: a lock file, as of the package filelock, would be left in every folder that is written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.resolve()
+    with _HERE, ExitStack() as stack:
+        if folder not in _HELD and fcntl is not None:
+            _HELD.add(folder)
+            stack.callback(_HELD.remove, folder)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
+class Taken(UserError):
+    """Another process is at work there."""
+
+
+def claim(file: IO[Any], refusal: str) -> None:
+    """Have an open file for ourselves until it is closed; `Taken`, in these words, where another process has it."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Taken(refusal) from None
+    except OSError:  # some network disks lock nothing
+        pass
+
+
+@contextmanager
+def alone_in(folder: Path, *, may_vanish: bool = False) -> Iterator[None]:
+    """Refuse to work in a folder that another process is at work in (where files can be locked, that is).
+
+    The mark that says so lies in the folder or, where that is going to be removed and made again, beside it.
+    """
+    mark = folder.with_name(f".{folder.name}.at-work") if may_vanish else folder / ".at-work"
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    with _claimed(mark, f"another process is at work in {folder}; wait for it, or choose another."):
+        try:
+            yield
+        finally:
+            mark.unlink(missing_ok=True)
+
+
+def _claimed(mark: Path, refusal: str) -> IO[str]:
+    """Open and claim a mark, again where its former owner removed it between the two."""
+    while True:
+        with ExitStack() as stack:
+            file = stack.enter_context(mark.open("w"))
+            claim(file, refusal)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), mark.stat()):
+                    stack.pop_all()
+                    return file
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file of JSON lines; none where there is no such file.
+
+    Not `splitlines`, which also ends a line at characters that JSON leaves within one.
+    """
+    return read_text(path).removesuffix("\n").split("\n") if path.exists() and path.stat().st_size else []
+
+
+def append_lines(path: Path, texts: Iterable[str]) -> None:
+    """Add lines to such a file, whole or not at all."""
+    with replacing(path) as draft:
+        draft.write_text("".join(f"{text}\n" for text in (*read_lines(path), *texts)), encoding="utf-8")
+
+
+def read_text(path: Path) -> str:
+    """What a file of text holds; one sentence where it is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason}, byte {error.start}); restore the file.") from None

@@ -1,0 +1,58 @@
+"""Number formats: encoders may compute in bfloat16, statistics, memories and optimisers stay in float32."""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.utils.errors import UserError, unknown
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which an encoder computes."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """`auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
+    if wanted == "auto":
+        return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    if wanted not in PRECISIONS:
+        raise unknown("precision", wanted, ("auto", *PRECISIONS))
+    return wanted
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+Head = TypeVar("Head", bound=Callable[..., Any])
+
+
+def full_precision(head: Head) -> Head:
+    """Switch autocast off within a method that takes tensors: memories and logits are computed as precisely as stored.
+
+    Associations differ by little and sums grow with every shot; what bfloat16 would save here is not worth its errors.
+    """
+
+    @functools.wraps(head)
+    def run(self: nn.Module, *args: Any, **options: Any) -> Any:
+        device = next(arg.device for arg in (*args, *options.values()) if isinstance(arg, Tensor))
+        with torch.autocast(device.type, enabled=False):
+            return head(self, *args, **options)
+
+    return run  # type: ignore[return-value]
+
+
+def check_precise(weights: Tensor) -> None:
+    """Refuse weights above an encoder that are less precise than the keys which reach them."""
+    if weights.dtype != at_least_float32(weights).dtype:
+        raise UserError(
+            f"the weights above the encoder are {weights.dtype}, but memories and answers are computed in float32 or "
+            "better; call float() of the learner, and half() or bfloat16() of learner.encoder alone."
+        )

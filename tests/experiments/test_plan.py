@@ -1,0 +1,60 @@
+"""The plan: its order, and how parts of it are named."""
+
+import pytest
+
+from fastweights.experiments.plan import PLAN, choose, parse_cell, whole_plan
+from fastweights.experiments.tables import ABLATION
+from fastweights.utils.errors import UserError
+
+
+def test_the_plan_begins_with_one_seed_of_every_fast_weight_cell_one_shot_first():
+    plan = whole_plan(5)
+    first = plan[: len(PLAN[0].cells)]
+    assert {run.seed for run in first} == {0}
+    shots = ["-1shot" in run.training for run in first]
+    assert shots == sorted(shots, reverse=True)
+    assert plan[0].cell == "omniglot-5way-1shot/fwcnn-hebb"
+    assert len(plan) == len(set(plan))
+    assert {run.seed for run in whole_plan(1)} == {0}
+
+
+def test_choosing_tables_experiments_and_cells():
+    assert {run.variant for run in choose(["ablation"], 1)} == {bar.variant for bar in ABLATION}
+    assert all(run.training.startswith("ptb") for run in choose(["ptb"], 1))
+    named = choose(["ptb-5way-1shot-all"], 1, recipe="best", learner="lstm-fwmlp-hebb", protocol="pooled")
+    assert [run.experiments for run in named] == [("ptb-5way-1shot-random", "ptb-5way-1shot-all")]
+    cell = choose(["mini-imagenet-5way-1shot/fwcnn-hebb/truncated"], 2, recipe="best")
+    assert [(run.variant, run.seed) for run in cell] == [("truncated", 0), ("truncated", 1)]
+    beyond = choose(["omniglot-5way-1shot/fwcnn-optimal"], 1)
+    assert [run.recipe for run in beyond] == ["best"]
+
+
+@pytest.mark.parametrize("name", ["imagenet", "omniglot-5way", "omniglot-5way-1shot-all", "ptb-0way-1shot"])
+def test_unknown_names_are_refused(name):
+    with pytest.raises(UserError, match=r"no table and no cell"):
+        choose([name], 1)
+
+
+@pytest.mark.parametrize("cell", ["omniglot-5way-1shot/nobody", "omniglot-5way-1shot/fwcnn-hebb/odd", "odd/fwcnn-hebb"])
+def test_unknown_cells_are_refused(cell):
+    with pytest.raises(UserError, match="there is no"):
+        parse_cell(cell)
+
+
+def test_first_order_gradients_and_the_paper_s_ablation_come_after_the_hebb_steps():
+    what = [step.what for step in PLAN]
+    hebb = max(number for number, step in enumerate(PLAN) if any(cell.endswith("-hebb") for cell in step.cells[:1]))
+    first = [step for step in PLAN if any("gradient1" in cell for cell in step.cells)]
+    assert [(step.recipe, step.seeds, len(step.cells)) for step in first] == [("best", 1, 11), ("paper", 1, 11)]
+    for step in first:
+        shots = ["-1shot/" in cell for cell in step.cells]
+        assert shots == sorted(shots, reverse=True)
+        assert what.index(step.what) > what.index("three seeds of the Hebb cells")
+    [ablation] = [step for step in PLAN if step.recipe == "paper" and any("/truncated" in cell for cell in step.cells)]
+    assert len(ablation.cells) == len(ABLATION)
+    assert hebb < len(PLAN)
+    assert {run.recipe for run in choose(["ablation"], 1)} == {"best", "paper"}
+
+
+def test_a_retired_variant_names_its_cell():
+    assert parse_cell("omniglot-5way-1shot/fwcnn-hebb/no-averaging")[2] == "no-ema"

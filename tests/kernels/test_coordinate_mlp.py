@@ -1,0 +1,158 @@
+"""Mapping coordinates by the fused kernels against the plain path, values and gradients: on a GPU, or interpreted."""
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from fastweights.kernels import coordinate_mlp as coordinates
+from fastweights.kernels.coordinate_mlp import Launch, map_coordinates
+from fastweights.nn.init import SLOPE
+from fastweights.nn.rules import RULES, Gradient
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = 5e-5 if DEVICE == "cuda" else 1e-5
+"""Relative error allowed: of float32, on a GPU with matrices multiplied on tensor cores (`coordinates.PRECISION`)."""
+
+BLOCK, PROGRAMS = 32, 2
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """So few that they go round more than once over a number of coordinates that the interpreter can manage."""
+    torch.manual_seed(0)
+    for name in coordinates.LAUNCH:
+        monkeypatch.setitem(coordinates.LAUNCH, name, Launch(BLOCK, 4, PROGRAMS))
+
+
+@pytest.fixture(params=[False, True], ids=["raw", "preprocessed"])
+def rule(request) -> Gradient:
+    """A rule whose biases are not zero, as they are at first."""
+    rule = Gradient(request.param).to(DEVICE)
+    with torch.no_grad():
+        for p in rule.mlp.parameters():
+            if p.dim() == 1:
+                p.normal_(std=0.5)
+    return rule
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    assert ours.shape == theirs.shape
+    return ((ours.double() - theirs.double()).norm() / theirs.double().norm()).item()
+
+
+def draw(rule: Gradient, count: int) -> Tensor:
+    """Numbers of many sizes, without those at which some unit is so near zero that rounding decides its slope."""
+    x = torch.randn(2 * count + 20, device=DEVICE) * 10 ** torch.empty(2 * count + 20, device=DEVICE).uniform_(-5, 1)
+    inputs: list[Tensor] = []
+    hooks = [rule.mlp[i].register_forward_hook(lambda *a: inputs.append(a[-1].abs().amin(-1))) for i in (0, 2)]
+    with torch.no_grad():
+        rule.map_coordinates(x)
+    for hook in hooks:
+        hook.remove()
+    x = x[torch.stack(inputs).amin(0) > 1e-4][:count]
+    assert len(x) == count
+    return x.requires_grad_()
+
+
+def exact(rule: Gradient) -> Gradient:
+    plain = Gradient(rule.preprocessed).to(DEVICE).double()
+    plain.load_state_dict(rule.state_dict())
+    return plain
+
+
+def fused(rule: Gradient, x: Tensor) -> Tensor:
+    return map_coordinates(x, rule.mlp, SLOPE, rule.LOG_RANGE)
+
+
+def compare(rule: Gradient, x: Tensor) -> None:
+    ours = fused(rule, x)
+    plain, wide = exact(rule), x.detach().double().requires_grad_()
+    theirs = plain.map_coordinates(wide.flatten()).view_as(wide)
+    assert error(ours, theirs) < TOLERANCE
+    direction = torch.randn_like(ours)
+    ours_grad = torch.autograd.grad((ours * direction).sum(), [x, *rule.mlp.parameters()])
+    theirs_grad = torch.autograd.grad((theirs * direction.double()).sum(), [wide, *plain.mlp.parameters()])
+    for mine, other in zip(ours_grad, theirs_grad, strict=True):
+        assert error(mine, other) < TOLERANCE
+
+
+@pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, BLOCK * PROGRAMS, 3 * BLOCK * PROGRAMS + 5])
+def test_the_kernels_equal_the_plain_path(rule, count):
+    compare(rule, draw(rule, count))
+
+
+def test_the_launches_that_are_used(rule, monkeypatch):
+    monkeypatch.undo()
+    assert max(launch.programs for launch in coordinates.LAUNCH.values()) > PROGRAMS
+    compare(rule, draw(rule, 300))
+
+
+def test_layouts_do_not_matter(rule):
+    """Neither of what is mapped nor of the gradient that comes back."""
+    x = draw(rule, 60).detach().view(5, 12).T.requires_grad_()
+    compare(rule, x)
+    y = fused(rule, x)
+    (summed,) = torch.autograd.grad(y.sum(), x)  # the gradient at y is one number, expanded
+    (weighted,) = torch.autograd.grad((fused(rule, x) * torch.ones_like(y)).sum(), x)
+    assert torch.equal(summed, weighted)
+
+
+def test_nothing_is_mapped_to_nothing(rule):
+    x = torch.empty(0, 3, device=DEVICE, requires_grad=True)
+    y = fused(rule, x)
+    assert y.shape == (0, 3)
+    for gradient in torch.autograd.grad(y.sum(), list(rule.mlp.parameters())):
+        assert not gradient.any()
+
+
+def test_edges_of_the_logarithm():
+    """At zero, and where numbers become small, as torch differentiates them; NaN is not hidden."""
+    rule = Gradient(preprocessed=True).to(DEVICE)
+    compare(rule, torch.tensor([0.0, 9.1e-4, -9.1e-4, 9.2e-4, -9.2e-4, 1e30], device=DEVICE, requires_grad=True))
+    assert fused(rule, torch.tensor([float("nan")], device=DEVICE)).isnan().all()
+
+
+def test_the_same_sums_every_time(rule):
+    x = draw(rule, 150)
+    first, second = (torch.autograd.grad(fused(rule, x).square().sum(), list(rule.parameters())) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_second_derivatives_are_refused_and_not_wrong(rule):
+    x = draw(rule, 3)
+    with pytest.raises(RuntimeError, match="once only"):
+        torch.autograd.grad(fused(rule, x).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name.startswith("gradient")])
+def test_the_whole_rule(name, monkeypatch):
+    rule = RULES[name]().to(DEVICE)
+    keys, errors, queries = (
+        torch.randn(3, n, width, device=DEVICE, requires_grad=True) for n, width in ((6, 7), (6, 8), (4, 7))
+    )
+
+    def values_and_gradients() -> list[Tensor]:
+        trace = rule.write(keys, errors)
+        answer = rule.read(trace, queries)
+        weights = torch.linspace(-1, 1, answer.numel(), device=DEVICE).view_as(answer)
+        inputs = [queries, *rule.parameters()] if rule.first_order else [keys, errors, queries, *rule.parameters()]
+        return [trace["memory"], answer, *torch.autograd.grad((answer * weights).sum(), inputs)]
+
+    rule.fusible = False
+    plain = values_and_gradients()
+    calls = []
+    monkeypatch.setattr(coordinates, "map_coordinates", lambda *a: calls.append(a) or map_coordinates(*a))
+    monkeypatch.setattr(Gradient, "_can_be_fused", lambda *_: True)
+    for ours, theirs in zip(values_and_gradients(), plain, strict=True):
+        assert error(ours, theirs) < TOLERANCE
+    assert len(calls) == 1
+
+
+def test_only_float32_on_a_gpu_is_fused():
+    rule = Gradient().to(DEVICE)
+    assert rule._can_be_fused(torch.zeros(3, device=DEVICE)) == (DEVICE == "cuda")
+    assert not rule._can_be_fused(torch.zeros(3, device=DEVICE, dtype=torch.float64))
+    assert not rule._can_be_fused(torch.zeros(3, device=DEVICE, dtype=torch.bfloat16))
+    assert not rule.double()._can_be_fused(torch.zeros(3, device=DEVICE))

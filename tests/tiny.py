@@ -1,0 +1,71 @@
+"""Small tasks and networks for the tests of learners."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastweights.learners.registry import COMMON, SYSTEMS, LearnerSettings, names_of
+from fastweights.nn.encoders import ENCODERS
+from fastweights.tasks.episodes import Episode
+from fastweights.utils.tokens import BLANK
+
+VOCABULARY = 60
+
+
+def small_settings(system: str = "fast-weights", encoder: str = "cnn", **options: Any) -> LearnerSettings:
+    """Settings of a narrow learner of any system: of the options those that it has."""
+    kinds = (SYSTEMS[system].Settings, ENCODERS[encoder].Settings)
+    known = {*COMMON, *(name for kind in kinds for name in names_of(kind))}
+    chosen = {"filters": 4, "layers": 2, "width": 10, **options}
+    return LearnerSettings(system, encoder, **{name: value for name, value in chosen.items() if name in known})
+
+
+def labels(way: int, each: int, tasks: int) -> Tensor:
+    return torch.arange(way).repeat_interleave(each).expand(tasks, -1)
+
+
+def noise_episode(
+    tasks: int = 3, way: int = 4, shot: int = 2, queries: int = 3, shape: tuple[int, ...] = (12, 12, 1)
+) -> Episode:
+    """Tasks of random images: nothing to learn, but everything to compute."""
+    support = torch.randint(0, 256, (tasks, way * shot, *shape), dtype=torch.uint8)
+    query = torch.randint(0, 256, (tasks, way * queries, *shape), dtype=torch.uint8)
+    return Episode(support, labels(way, shot, tasks), query, labels(way, queries, tasks), way)
+
+
+def pattern_episode(tasks: int, way: int, shot: int, queries: int) -> Episode:
+    """Tasks of 12x12 images: a class is a random pattern of 4x4 blocks, seen a pixel off and under noise."""
+    each = shot + queries
+    classes = (torch.rand(tasks, way, 1, 4, 4) < 0.5).float().expand(-1, -1, each, -1, -1)
+    images = classes.repeat_interleave(3, -1).repeat_interleave(3, -2).flatten(0, 2)
+    padded = nn.functional.pad(images, (1, 1, 1, 1))
+    down, right = torch.randint(0, 3, (2, len(images), 1, 1))
+    steps = torch.arange(12)
+    shifted = padded[torch.arange(len(images)).view(-1, 1, 1), down + steps.view(-1, 1), right + steps]
+    pixels = (shifted + 0.3 * torch.randn_like(shifted)).clamp(0, 1).mul(255).to(torch.uint8)
+    return _split(pixels.view(tasks, way, each, 12, 12, 1), shot)
+
+
+def word_episode(tasks: int, way: int, shot: int, queries: int, length: int = 8) -> Episode:
+    """Tasks of sentences: a missing word is known by the four words that may stand around it."""
+    each = shot + queries
+    company = torch.rand(tasks, way, VOCABULARY - 3).topk(4).indices + 3
+    chosen = torch.randint(0, 4, (tasks, way, each * length))
+    tokens = company.gather(2, chosen).view(tasks, way, each, length)
+    tokens[..., length // 2] = BLANK
+    ends = torch.randint(length // 2 + 1, length + 1, (tasks, way, each, 1))
+    return _split(tokens.masked_fill(torch.arange(length) >= ends, 0).int(), shot)
+
+
+def _split(items: Tensor, shot: int) -> Episode:
+    tasks, way, each = items.shape[:3]
+    support, query = items.split([shot, each - shot], dim=2)
+    return Episode(
+        support.flatten(1, 2), labels(way, shot, tasks), query.flatten(1, 2), labels(way, each - shot, tasks), way
+    )
+
+
+def with_float_images(episode: Episode) -> Episode:
+    """The same episode with images that gradients can be asked of."""
+    return episode.map_x(lambda x: (x.double() / 255).requires_grad_())

@@ -1,0 +1,39 @@
+"""Files: what may be replaced, who holds a folder, and that a mark left behind holds nobody off and lets nobody in."""
+
+import os
+
+import pytest
+
+from fastweights.utils import files
+from fastweights.utils.errors import UserError
+from fastweights.utils.files import Taken, alone_in, replacing
+
+
+@pytest.mark.parametrize(("name", "says"), [("folder", "is a folder; name a file"), ("pipe", "is no plain file")])
+def test_only_a_plain_file_is_replaced(tmp_path, name, says):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=says), replacing(tmp_path / name):
+        pytest.fail("there is nothing to write to")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="files cannot be locked here")
+def test_a_mark_that_vanished_before_it_was_claimed_is_made_anew(tmp_path, monkeypatch):
+    claim, claimed = files.claim, []
+
+    def late(file, refusal):
+        claim(file, refusal)
+        claimed.append(file)
+        if len(claimed) == 1:
+            (tmp_path / ".at-work").unlink()  # as one does who leaves between our opening it and our claim
+
+    monkeypatch.setattr(files, "claim", late)
+    with alone_in(tmp_path):
+        assert len(claimed) == 2
+        assert claimed[0].closed
+        with pytest.raises(Taken, match="another process is at work"), alone_in(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with alone_in(tmp_path):
+        pass
