@@ -9,8 +9,8 @@ from support import blobs
 
 from fastweights.experiments.report import figures
 from fastweights.learners import build_learner
+from fastweights.learners.examples import PixelNearestNeighbour
 from fastweights.learners.fast_weights import part
-from fastweights.learners.pixels import PixelNearestNeighbour
 from fastweights.learners.registry import LearnerSettings
 from fastweights.pictures import draw_task
 from fastweights.tasks.episodes import EpisodeSampler

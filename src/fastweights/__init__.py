@@ -9,8 +9,7 @@ if TYPE_CHECKING:  # what is public; at run time a name is imported when it is f
     from fastweights.evaluation import Evaluation, evaluate
     from fastweights.learners import KeyLearner, Learner, LearnerSettings, Preset, build_learner, preset, register
     from fastweights.learners.fast_weights import FastWeights
-    from fastweights.learners.saved import load_learner
-    from fastweights.learners.states import load_state, save_state
+    from fastweights.learners.saved import load_learner, load_state, save_state
     from fastweights.tasks.episodes import Episode, EpisodeSampler, EvaluationTasks
     from fastweights.training.loop import Training, resume
     from fastweights.training.settings import TrainSettings
@@ -21,8 +20,7 @@ _HOMES = {
     "evaluation": "Evaluation evaluate",
     "learners": "KeyLearner Learner LearnerSettings Preset build_learner preset register",
     "learners.fast_weights": "FastWeights",
-    "learners.saved": "load_learner",
-    "learners.states": "load_state save_state",
+    "learners.saved": "load_learner load_state save_state",
     "tasks.episodes": "Episode EpisodeSampler EvaluationTasks",
     "training.loop": "Training resume",
     "training.settings": "TrainSettings",
@@ -35,8 +33,7 @@ __all__ = [  # noqa: RUF022 (by room)
     "Evaluation", "evaluate",
     "KeyLearner", "Learner", "LearnerSettings", "Preset", "build_learner", "preset", "register",
     "FastWeights",
-    "load_learner",
-    "load_state", "save_state",
+    "load_learner", "load_state", "save_state",
     "Episode", "EpisodeSampler", "EvaluationTasks",
     "Training", "resume",
     "TrainSettings",

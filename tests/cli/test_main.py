@@ -287,10 +287,10 @@ def test_mistakes_get_one_sentence(monkeypatch, capsys, tmp_path, arguments, say
     [
         (["--dataset", "wide"], "was trained on items of shape"),
         (["--way", "6"], "5 label slots"),
-        (["--way", "1"], "way must be at least 2, not 1"),
-        (["--shot", "0"], "shot must be at least 1"),
+        (["--way", "1"], "--way"),
+        (["--shot", "0"], "--shot"),
         (["--split", "holiday"], "train, val, test"),
-        (["--tasks", "0"], "tasks must be at least 1"),
+        (["--tasks", "0"], "--tasks"),
         (["--way", "5", "--queries", "10"], "too few are in"),
     ],
 )

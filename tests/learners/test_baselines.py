@@ -8,8 +8,8 @@ import torch
 
 from fastweights.learners import Learner
 from fastweights.learners.base import KeyLearner
+from fastweights.learners.examples import PixelNearestNeighbour
 from fastweights.learners.matching import Matching
-from fastweights.learners.pixels import PixelNearestNeighbour
 from fastweights.learners.prototypical import Prototypical, nearest_mean
 from fastweights.nn.encoders import CNN
 

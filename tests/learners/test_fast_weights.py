@@ -28,7 +28,7 @@ def _in_double_precision() -> Iterator[None]:
 def learner(placement: str = "fc", rule: str = "hebb", slots: int = 4, label_noise: float = 0.0) -> FastWeights:
     """A narrow one, in eval mode, with running statistics that are not those of a fresh network."""
     encoder = CNN((12, 12, 1), filters=4, layers=2)
-    model = FastWeights(encoder, slots=slots, width=10, placement=placement, rule=RULES[rule], label_noise=label_noise)
+    model = FastWeights(encoder, slots=slots, width=10, placement=placement, rule=rule, label_noise=label_noise)
     model.train()
     model.encoder(torch.rand(20, 12, 12, 1))
     for parameter in model.parameters():

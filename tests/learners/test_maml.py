@@ -43,7 +43,13 @@ def test_the_meta_gradient_of_two_parameters_by_hand(first_order: bool) -> None:
     A query (q, 0) then costs softplus(-u) with u = (a - b + 2 r s x) q, whose derivative by a is
     -sigmoid(-u) q (1 - 2 r x^2 s (1 - s)); the last factor is 1 to first order.
     """
-    learner = MAML(CNN((4, 4, 1), 1, 1, 0), slots=2, inner_steps=1, inner_rate=0.7, first_order=first_order)
+    learner = MAML(
+        CNN((4, 4, 1), filters=1, layers=1, batch_norm=0),
+        slots=2,
+        inner_steps=1,
+        inner_rate=0.7,
+        first_order=first_order,
+    )
     network = TwoNumbers()
     learner.network = network  # type: ignore[assignment]
     x, q, rate = 1.5, 2.0, 0.7

@@ -186,7 +186,7 @@ def test_what_a_plain_learner_cannot_do_is_refused(dataset, changes, says):
 
 
 def test_a_learner_without_parameters_is_not_trained(dataset, train_settings):
-    from fastweights.learners.pixels import PixelNearestNeighbour
+    from fastweights.learners.examples import PixelNearestNeighbour
 
     with pytest.raises(UserError, match="no parameters to train"):
         Training(PixelNearestNeighbour(), train_settings, dataset)

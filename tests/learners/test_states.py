@@ -12,10 +12,10 @@ from torch import Tensor
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import UNSEEN
 from fastweights.learners.checks import count_classes
-from fastweights.learners.pixels import PixelNearestNeighbour
+from fastweights.learners.examples import PixelNearestNeighbour
 from fastweights.learners.registry import LearnerSettings
+from fastweights.learners.saved import load_state, save_state
 from fastweights.learners.slots import add_slots
-from fastweights.learners.states import load_state, save_state
 from fastweights.utils.devices import ITEMS_AT_ONCE
 from fastweights.utils.errors import UserError
 
@@ -281,7 +281,7 @@ def test_a_state_survives_the_disk(name: str, tmp_path: Path) -> None:
 def test_broken_missing_and_unwritable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken").write_bytes(b"not a state")
     for name in ("broken", "missing"):
-        with pytest.raises(UserError, match=f"{name} cannot be read as a state"):
+        with pytest.raises(UserError, match=f"{name} cannot be read as a safetensors file"):
             load_state(tmp_path / name)
     with pytest.raises(UserError, match="cannot be written"):
         save_state(tmp_path / "broken" / "state", {"sums": torch.zeros(1)})

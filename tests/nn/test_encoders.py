@@ -31,7 +31,7 @@ def test_images_become_floats_from_0_to_1_with_channels_first() -> None:
 
 @pytest.mark.parametrize(("side", "filters", "width"), [(84, 32, 288), (28, 64, 64), (105, 8, 128)])
 def test_pooling_rounds_up_to_the_papers_key_width(side: int, filters: int, width: int) -> None:
-    encoder = CNN((side, side, 1), filters)
+    encoder = CNN((side, side, 1), filters=filters)
     assert encoder.width == width
     assert encoder(images(2, side)).shape == (2, width)
 
@@ -51,7 +51,7 @@ def test_the_cnn_is_convolution_norm_activation_and_pooling(batch_norm: int) -> 
 
 
 def test_weights_start_by_hes_method() -> None:
-    weight = CNN((28, 28, 1), 64).convolutions[1].weight
+    weight = CNN((28, 28, 1), filters=64).convolutions[1].weight
     torch.testing.assert_close(weight.std(), torch.tensor((2 / (1.04 * 64 * 9)) ** 0.5), rtol=0.02, atol=0)
 
 

@@ -71,7 +71,7 @@ def test_a_step_asks_for_labels_lengths_and_classes(dataset, learner_settings):
     s = TrainSettings(way=3, shot=2, queries=2, tasks_per_step=2, norm_penalty=0.7, classifier_weight=0.3)
     torch.manual_seed(0)
     learner = build_learner(learner_settings).eval()  # batch norm by running statistics: two passes see the same
-    classifier = new_head(learner, dataset.splits["train"])
+    classifier = new_head(learner, dataset.splits["train"].classes, torch.device("cpu"))
     sampler = EpisodeSampler(dataset.splits["train"], s.way, s.shot, s.queries)
     parameters = [*learner.parameters(), *classifier.parameters()]
     losses = []
@@ -98,7 +98,7 @@ def test_the_rotation_loss_and_the_norm_penalty_of_pretraining(dataset, learner_
     items = dataset.splits["train"]
     s = TrainSettings(pretrain_batch=8, pretrain_rotation=True, pretrain_norm_penalty=0.5)
     learner = build_learner(learner_settings).eval()
-    head, turn_head = new_head(learner, items), new_rotation_head(learner, items)
+    head, turn_head = new_head(learner, items.classes, items.device), new_rotation_head(learner, items)
     objective = ClassifierObjective(learner, head, items, s, turn_head)
     torch.manual_seed(3)
     positions, turns = torch.randint(len(objective.class_of), (1, 8))[0], torch.randint(4, (1, 8))[0]

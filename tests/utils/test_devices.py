@@ -5,7 +5,7 @@ import torch
 
 from fastweights.learners import build_learner
 from fastweights.learners import saved as saved_files
-from fastweights.learners.states import load_state, save_state
+from fastweights.learners.saved import load_state, save_state
 from fastweights.training.loop import Training
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.devices import find_device

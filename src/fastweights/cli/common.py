@@ -61,12 +61,9 @@ def open_model_and_data(
     root: Path | None,
     variant: str,
     split: str,
-    tasks: int,
     learner: str | None = None,
 ) -> tuple[Learner, TrainSettings, Dataset]:
     """A trained model, how it was trained, and data that fit it: its own unless others are named."""
-    if tasks < 1:
-        raise UserError(f"tasks must be at least 1, not {tasks}.")
     built, saved, s = open_model(model, device, learner)
     data = load_dataset(dataset or s.dataset, root, variant or (s.variant if dataset in (None, s.dataset) else ""))
     check_items(saved, s, data)
@@ -80,10 +77,7 @@ def open_model_and_data(
 def check_items(saved: Saved, s: TrainSettings, data: Dataset) -> None:
     """Refuse data whose items are not what a model was trained on."""
     if data.vocabulary and saved.learner.vocabulary and s.data_hash not in ("", data.content_hash):
-        raise UserError(
-            f"{saved.path} knows the words of {s.dataset} as it was, and {data.full_name} may number its "
-            "words otherwise; a model of text is evaluated on the data it was trained on."
-        )
+        raise UserError(f"{saved.path} numbers words as {s.dataset} did; evaluate it on the data it was trained on.")
     ours, theirs = ((of.item_shape, of.vocabulary) for of in (saved.learner, data))
     if ours != theirs:
         raise UserError(

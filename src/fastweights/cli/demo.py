@@ -16,7 +16,7 @@ from fastweights.cli.progress import ProgressBar
 from fastweights.data import Dataset
 from fastweights.evaluation import evaluate
 from fastweights.learners import LearnerSettings
-from fastweights.learners.pixels import PixelNearestNeighbour
+from fastweights.learners.examples import PixelNearestNeighbour
 from fastweights.learners.saved import MODEL, load, load_learner
 from fastweights.pictures import draw_task
 from fastweights.tasks.episodes import EpisodeSampler
@@ -44,11 +44,7 @@ def demo(
 
 
 def settings(seconds: float) -> tuple[LearnerSettings, TrainSettings]:
-    """The paper's fwCNN (Hebb), narrowed so that two cores get through enough tasks.
-
-    Ends by the clock, since machines differ. Many small steps at a high learning rate: Hebb's rule starts slowly
-    otherwise.
-    """
+    """The paper's fwCNN (Hebb), narrowed for two cores; many small steps, since Hebb's rule starts slowly."""
     few: dict[str, Any] = {"queries": 3, "tasks_per_step": 4, "validate_every": 2500, "validation_tasks": 200}
     training = TrainSettings(steps=1_000_000, seconds=seconds, learning_rate=4e-3, schedule="cosine", **few)
     return LearnerSettings(item_shape=(28, 28, 1), filters=32, label_noise=0.01), training

@@ -30,8 +30,8 @@ from fastweights.utils.precision import choose_precision
 
 OtherDatasetOption = Annotated[str | None, typer.Option(help="Another dataset than the one trained on.")]
 SplitOption = Annotated[str, typer.Option(help="train, val or test.")]
-WayOption = Annotated[int | None, typer.Option(help="Classes in a task. (default: as trained)")]
-ShotOption = Annotated[int | None, typer.Option(help="Support examples per class. (default: as trained)")]
+WayOption = Annotated[int | None, typer.Option(min=2, help="Classes in a task. (default: as trained)")]
+ShotOption = Annotated[int | None, typer.Option(min=1, help="Support examples per class. (default: as trained)")]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Which list of tasks.")]
 
 
@@ -42,8 +42,8 @@ def evaluate(
     split: SplitOption = "test",
     way: WayOption = None,
     shot: ShotOption = None,
-    queries: Annotated[int | None, typer.Option(help="Query examples per class. (default: as trained)")] = None,
-    tasks: Annotated[int, typer.Option(help="Tasks to answer.")] = 600,
+    queries: Annotated[int | None, typer.Option(min=1, help="Query examples per class. (default: as trained)")] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks to answer.")] = 600,
     seed: SeedOption = 0,
     learner: OtherLearnerOption = None,
     data_root: RootOption = None,
@@ -52,16 +52,9 @@ def evaluate(
 ) -> None:
     """Answer tasks of held-out classes with a trained model; every model is asked the very same ones."""
     where = find_device(device)
-    built, s, data = open_model_and_data(model, where, dataset, data_root, variant, split, tasks, learner)
-    asked = EvaluationTasks(
-        data,
-        split,
-        way=s.way if way is None else way,
-        shot=s.shot if shot is None else shot,
-        queries=s.queries if queries is None else queries,
-        tasks=tasks,
-        seed=seed,
-    )
+    built, s, data = open_model_and_data(model, where, dataset, data_root, variant, split, learner)
+    shape = {"way": way or s.way, "shot": shot or s.shot, "queries": queries or s.queries}
+    asked = EvaluationTasks(data, split, **shape, tasks=tasks, seed=seed)
     with tasks_progress(tasks) as advance:
         result = run(built, data.splits[split].to(where), asked, choose_precision(precision, where), advance)
     console.print(
@@ -84,8 +77,8 @@ def episodes(
     split: SplitOption = "test",
     way: WayOption = None,
     shot: ShotOption = None,
-    queries: Annotated[int | None, typer.Option(help="Query examples per class. (default: 3; 1 for text)")] = None,
-    tasks: Annotated[int, typer.Option(help="Tasks to draw.")] = 1,
+    queries: Annotated[int | None, typer.Option(min=1, help="Queries per class. (default: 3; 1 for text)")] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks to draw.")] = 1,
     seed: SeedOption = 0,
     learner: OtherLearnerOption = None,
     data_root: RootOption = None,
@@ -99,14 +92,10 @@ def episodes(
     picture = out or Path("task.png")
     picture_format(picture)  # before the work
     cpu = torch.device("cpu")
-    built, s, data = open_model_and_data(model, cpu, dataset, data_root, variant, split, tasks, learner)
+    built, s, data = open_model_and_data(model, cpu, dataset, data_root, variant, split, learner)
     require_no_picture_of_texts(data, out)
-    sampler = EpisodeSampler(
-        data.splits[split],
-        s.way if way is None else way,
-        s.shot if shot is None else shot,
-        (1 if data.vocabulary else 3) if queries is None else queries,
-    )
+    queries = queries or (1 if data.vocabulary else 3)
+    sampler = EpisodeSampler(data.splits[split], way or s.way, shot or s.shot, queries)
     positions = sampler.positions(tasks, torch.Generator().manual_seed(seed))
     episode = sampler.episode(positions)
     for i in range(tasks):

@@ -42,8 +42,19 @@ class Interrupted(Exception):
     """Ctrl-C where nothing was listening for it."""
 
 
-class Commands(TyperGroup):
-    """Imports a command when it is run, suggests one for a mistyped one, and lets Ctrl-C reach `main`."""
+class Suggesting(TyperGroup):
+    """Suggests a command for a mistyped one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        names = self.list_commands(ctx)
+        if not args[0].startswith("-") and args[0] not in names:
+            near = did_you_mean(args[0], names)
+            raise UserError(f"there is no command {args[0]!r}{near}; see {ctx.command_path} --help.")
+        return super().resolve_command(ctx, args)
+
+
+class Commands(Suggesting):
+    """Imports a command when it is run, and lets Ctrl-C reach `main`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(MODULES)
@@ -54,28 +65,14 @@ class Commands(TyperGroup):
         return panel and TyperCommand(cmd_name, help=help_of(cmd_name), rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, *rest = args
-        if name in MODULES:
-            return name, loaded(name), rest
-        if name.startswith("-"):
-            return super().resolve_command(ctx, args)
-        raise UserError(f"there is no command {name!r}{did_you_mean(name, MODULES)}; see fastweights --help.")
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, loaded(name), rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # typer would exit without a word
             raise Interrupted from None
-
-
-class SubCommands(TyperGroup):
-    """Suggests a command for a mistyped one."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if not args[0].startswith("-") and args[0] not in self.commands:
-            near = did_you_mean(args[0], self.commands)
-            raise UserError(f"there is no command {args[0]!r}{near}; see {ctx.command_path} --help.")
-        return super().resolve_command(ctx, args)
 
 
 def help_of(command: str) -> str:
@@ -94,7 +91,7 @@ def loaded(command: str) -> Any:
     """The command itself."""
     found = getattr(importlib.import_module(f"fastweights.cli.{MODULES[command]}"), command)
     if command in GROUPS:
-        found.info.cls = SubCommands
+        found.info.cls = Suggesting
     else:
         function, found = found, typer.Typer(add_completion=False)
         found.command(command)(function)

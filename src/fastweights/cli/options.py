@@ -20,12 +20,8 @@ RootOption = Annotated[
 PrecisionOption = Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU that has it.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto: a GPU if there is one.")]
 ModelArgument = Annotated[Path, typer.Argument(help="A model.safetensors, or the folder of a run.")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a setting of the model: --set filters=32. Repeatable.")
-]
-OtherLearnerOption = Annotated[
-    str | None, typer.Option(help="my_file.py:MyLearner, where the model is of a learner of your own.")
-]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change a setting of the model: filters=32, say.")]
+OtherLearnerOption = Annotated[str | None, typer.Option(help="my_file.py:MyLearner, for a learner of your own.")]
 
 
 def with_options(settings: type[Settings]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -37,8 +33,8 @@ def with_options(settings: type[Settings]) -> Callable[[Callable[..., None]], Ca
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            typed = {name: values.pop(name) for name in options}
-            given = {name: _value(options[name].type, value) for name, value in typed.items() if value is not None}
+            typed = {name: value for name in options if (value := values.pop(name)) is not None}
+            given = {n: parse(v, options[n].type) if isinstance(v, str) else v for n, v in typed.items()}
             command(**values, given=given)
 
         parameters = [*own, *(_parameter(one.name, one.type, one.default, settings) for one in options.values())]
@@ -59,7 +55,3 @@ def _parameter(name: str, kind: Any, default: Any, settings: type[Settings]) -> 
         default=None,
         annotation=Annotated[typed | None, typer.Option(help=text, rich_help_panel="Settings of the training")],
     )
-
-
-def _value(kind: Any, typed: Any) -> Any:
-    return parse(typed, kind) if isinstance(typed, str) else typed

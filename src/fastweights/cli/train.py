@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from fastweights.cli.common import learner_for, load_dataset, transduction
@@ -25,7 +24,7 @@ from fastweights.learners import saved as files
 from fastweights.learners.outside import find, is_outside
 from fastweights.learners.registry import PRESETS, load_installed
 from fastweights.training.checkpoint import training_of
-from fastweights.training.distributed import Ranks, join, leave
+from fastweights.training.distributed import join, leave
 from fastweights.training.logs import JsonlLog, Sink, TensorBoardLog, tensorboard_is_installed
 from fastweights.training.loop import CHECKPOINT, LOG, MODEL, Outcome, Training, resume
 from fastweights.training.settings import TrainSettings
@@ -36,6 +35,7 @@ from fastweights.utils.files import alone_in
 from fastweights.utils.precision import choose_precision
 
 DEFAULT = "fwcnn-hebb"
+Values = dict[str, Any]
 
 
 @with_options(TrainSettings)
@@ -59,20 +59,20 @@ def train(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     *,
-    given: dict[str, Any],
+    given: Values,
 ) -> None:
     """Meta-train a model: slow weights learn, over many tasks, to represent things so that one example is enough."""
-    ranks, where = join(find_device(device))
+    ranks, there = join(find_device(device))
     if resume_run:
         if recipe:
             raise UserError("--recipe cannot change in a resumed run; leave it out, or start a new run.")
         others = {"variant": variant, "precision": "" if precision == "auto" else precision}
         given |= {name: value for name, value in others.items() if value}
-        training = _resumed(out, dataset, data_root, where, ranks, given, learner, change or [])
+        training = _resumed(out, dataset, data_root, learner, change or [], given, device=there, ranks=ranks)
     else:
-        given["precision"] = choose_precision(precision, where)
+        given["precision"] = choose_precision(precision, there)
         data = load_dataset("strokes" if dataset is None else dataset, data_root, variant)
-        training = _fresh(data, learner or DEFAULT, change or [], recipe, where, ranks, out, given)
+        training = _fresh(data, learner or DEFAULT, change or [], recipe, out, given, device=there, ranks=ranks)
     assert training.folder is not None
     with alone_in(training.folder) if ranks.first else nullcontext():
         training.sinks = open_sinks(training.folder, training.log_step) if ranks.first else []
@@ -87,14 +87,7 @@ def train(
 
 
 def _fresh(
-    dataset: Dataset,
-    learner: str,
-    changes: list[str],
-    recipe: str,
-    device: torch.device,
-    ranks: Ranks,
-    out: Path | None,
-    given: dict[str, Any],
+    dataset: Dataset, learner: str, changes: list[str], recipe: str, out: Path | None, given: Values, **where: Any
 ) -> Training:
     """A new run: by the model's own defaults or by a recipe, then by what was typed."""
     load_installed()
@@ -111,18 +104,17 @@ def _fresh(
     folder = out or Path("runs") / f"{called}-{settings.way}way-{settings.shot}shot-seed{settings.seed}"
     if (folder / CHECKPOINT).exists():
         raise UserError(f"{folder} already holds a run; go on with --resume --out {folder}, or choose another --out.")
-    return Training(model, settings, dataset, device, folder, ranks=ranks)
+    return Training(model, settings, dataset, folder=folder, **where)
 
 
 def _resumed(
     out: Path | None,
     dataset: str | None,
     root: Path | None,
-    device: torch.device,
-    ranks: Ranks,
-    given: dict[str, Any],
     learner: str | None,
     changes: list[str],
+    given: Values,
+    **where: Any,
 ) -> Training:
     """A run as it was left; what is typed besides steps and seconds has to agree with it."""
     if out is None:
@@ -146,7 +138,7 @@ def _resumed(
         raise UserError(f"{options} cannot change in a resumed run; leave it out, or start a new run.")
     data = load_dataset(dataset or settings.dataset, root, settings.variant)
     instance = named if isinstance(named, Learner) else None
-    return resume(out, data, device, ranks=ranks, learner=instance, **{name: given[name] for name in changed})
+    return resume(out, data, learner=instance, **where, **{name: given[name] for name in changed})
 
 
 def _typed(value: Any) -> str:

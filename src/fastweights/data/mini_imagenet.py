@@ -135,9 +135,7 @@ def find_pictures(files: Files, listings: Mapping[str, Listing]) -> dict[str, st
         missing = [name for name in listing.pictures if name not in places]
         if missing:
             more = f" and {len(missing) - 1:,} more files" if missing[1:] else ""
-            raise UserError(
-                f"{split}.csv names {missing[0]}{more}, but no such picture is in the folders and zips given; add it."
-            )
+            raise UserError(f"{split}.csv names {missing[0]}{more}, which is not in the files given; add it.")
     return places
 
 

@@ -138,9 +138,7 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, label: str) ->
                 raise zipfile.BadZipFile("its size is not the declared one")
             return data
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"{label}: the entry {entry.filename!r} cannot be read ({error}); get or copy the archive again."
-        ) from None
+        raise UserError(f"{label}: {entry.filename!r} cannot be read ({error}); get the archive again.") from None
 
 
 def _read_plain(path: Path) -> bytes:

@@ -35,6 +35,8 @@ class Learner(nn.Module):
     """What can be chosen about it: a dataclass of its own."""
     by_keys: ClassVar[bool] = False
     """Whether it sees an item only through its key, so that keys can be computed once for all tasks."""
+    has_slots: ClassVar[bool] = False
+    """Whether it is made for a number of label slots."""
     adapts_encoder: ClassVar[bool] = False
     """Whether each task has an encoder of its own."""
     scales_keys: ClassVar[bool] = False
@@ -45,7 +47,7 @@ class Learner(nn.Module):
     @classmethod
     def build(cls, encoder: nn.Module, slots: int, settings: Any) -> Self:
         """A learner of this kind with fresh weights above an encoder, for tasks of up to `slots` classes."""
-        return cls(encoder, **settings.to_json())
+        return cls(encoder, **({"slots": slots} if cls.has_slots else {}), **settings.to_json())
 
     @classmethod
     def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
@@ -76,14 +78,11 @@ class Learner(nn.Module):
         raise NotImplementedError
 
     def recall(self, state: State, query_x: Tensor) -> Tensor | None:
-        """How strongly the memory associates items (T, q, *item) with each class: (T, q, N).
-
-        For looking at; None for learners that keep nothing of the kind.
-        """
+        """How strongly the memory associates items (T, q, *item) with each class: (T, q, N), for pictures; or None."""
         return None
 
     def read_out(self, state: State, query_x: Tensor) -> Tensor | None:
-        """What the memory returns for items (T, q, *item), before it becomes logits: (T, q, E). For looking at, too."""
+        """What the memory returns for items (T, q, *item), before it becomes logits: (T, q, E); or None."""
         return None
 
     def forward(self, episode: Episode) -> Tensor:
@@ -98,8 +97,7 @@ class Learner(nn.Module):
     def extend(self, state: State, x: Tensor, y: Tensor, way: int | None = None) -> dict[str, Tensor]:
         """Add examples (T, m, *item) with labels (T, m) to described tasks: the state of describing all at once.
 
-        Labels may be new, up to the model's number of label slots; `way` is the number of classes from now on.
-        By Hebb's rule classes are sums of their examples: one that is shown more often than others drowns them.
+        Labels may be new, up to the number of label slots; `way` is the number of classes from now on.
         """
         raise UserError(f"{self._name} cannot add examples to a described task; describe it again with all of them.")
 
@@ -145,10 +143,7 @@ class Learner(nn.Module):
         """Refuse a state of another kind of learner or another model, or of another number of tasks than items are."""
         shapes = self.state_shapes
         if set(shapes) != set(state):
-            raise UserError(
-                f"this state, of {', '.join(state) or 'nothing'}, is not one of {self._name}, which needs "
-                f"{', '.join(shapes)}."
-            )
+            raise UserError(f"{self._name} needs a state of {', '.join(shapes)}, not {', '.join(state) or 'nothing'}.")
         for name, shape in shapes.items():
             found = tuple(state[name].shape[1:])
             if not fits(shape, found):

@@ -28,10 +28,7 @@ def check_words(sentences: Tensor, vocabulary: int | None) -> None:
         return
     low, high = (int(word) for word in sentences.aminmax())
     if low < 0 or high >= vocabulary:
-        raise UserError(
-            f"words are the numbers 0 to {vocabulary - 1} for this model, but these go from {low} to {high}; number "
-            "them by the vocabulary it was trained with."
-        )
+        raise UserError(f"words are the numbers 0 to {vocabulary - 1} for this model; these go from {low} to {high}.")
 
 
 def fits(shape: Sequence[int | None], found: Sequence[int]) -> bool:
@@ -45,10 +42,7 @@ def is_at_hand(x: Tensor) -> bool:
 
 
 def count_classes(labels: Tensor, way: int | None, known: int = 0) -> int:
-    """N: as given, or read off the labels, and never less than the classes that are known already.
-
-    Given N, labels are checked only where that costs no wait.
-    """
+    """N: as given, or read off the labels, never less than `known`. Labels are checked where that costs no wait."""
     if way is not None and not is_at_hand(labels):
         return max(way, known)
     lowest, highest = (int(label) for label in labels.aminmax())
@@ -56,10 +50,7 @@ def count_classes(labels: Tensor, way: int | None, known: int = 0) -> int:
         raise UserError(f"labels are whole numbers from 0; {lowest} is none.")
     classes = max(known, highest + 1 if way is None else way)
     if highest >= classes:
-        raise UserError(
-            f"label {highest} is beyond the {classes} classes of the task; number classes from 0, and let `way` be at "
-            f"least {highest + 1}."
-        )
+        raise UserError(f"label {highest} is beyond the {classes} classes of the task, which are numbered from 0.")
     return classes
 
 
@@ -67,10 +58,7 @@ def check_labels(x: Tensor, y: Tensor) -> None:
     if not isinstance(y, Tensor):
         raise UserError(f"labels are a tensor (tasks, items) of int64, not a {type(y).__name__}.")
     if x.shape[:2] != y.shape:
-        raise UserError(
-            f"items of shape {tuple(x.shape)} need labels of shape {tuple(x.shape[:2])} (tasks, items), "
-            f"not {tuple(y.shape)}."
-        )
+        raise UserError(f"items of shape {tuple(x.shape)} need labels {tuple(x.shape[:2])}, not {tuple(y.shape)}.")
     if y.dtype != torch.int64 or y.numel() == 0:
         raise UserError(f"labels are int64 tensors of at least one label, not {y.numel()} of {y.dtype}.")
 

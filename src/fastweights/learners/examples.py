@@ -1,11 +1,12 @@
-"""What learners share that simply keep every example: its key and its label."""
+"""Learners that simply keep every example, its key and its label; the simplest of them learns nothing."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.learners.base import KeyLearner
+from fastweights.learners.base import UNSEEN, KeyLearner
 from fastweights.learners.checks import State, check_label
+from fastweights.nn.encoders import images_to_float
 from fastweights.nn.init import Shapes
 from fastweights.utils.precision import full_precision
 
@@ -37,3 +38,21 @@ class ExampleLearner(KeyLearner):
         check_label(label, way)
         others = torch.arange(way, device=state["labels"].device) != label
         return {"keys": state["keys"], "labels": state["labels"] * others}
+
+
+class PixelNearestNeighbour(ExampleLearner):
+    """Logits are the negative Euclidean distance to the nearest example of each class, on raw pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = _Pixels()
+
+    @full_precision
+    def answer(self, state: State, queries: Tensor) -> Tensor:
+        nearness = -torch.cdist(queries, state["keys"])
+        return nearness.unsqueeze(-1).masked_fill(state["labels"].unsqueeze(1) == 0, UNSEEN).amax(2)
+
+
+class _Pixels(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images_to_float(images).flatten(1)

@@ -1,16 +1,15 @@
 """Hebbian fast weights (Munkhdalai & Trischler, 2018): the paper's own system.
 
 An encoder of slow weights turns an item into a key; a fully connected layer with a slow and a fast path (`FastLinear`)
-binds keys to random projections of their labels in one shot; a softmax layer learns to read the labels back. Where the
-fast weights are and by which rule they are written can be chosen.
+binds keys to random projections of their labels in one shot; a softmax layer learns to read the labels back.
 
-Departures and readings: the label projection stays fixed, label noise is for training only and for projected labels
-only, and the loss is the mean over queries where the paper sums them (the same to Adam).
+Our readings: the label projection stays fixed, label noise is for training only and for projected labels only, and the
+loss is the mean over queries where the paper sums them (the same to Adam).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import add_slots, bound_logits, draw_slots
 from fastweights.nn.init import SLOPE, Shapes
 from fastweights.nn.layers import FastLinear, disturbed
-from fastweights.nn.rules import RULES, Hebb, Rule
+from fastweights.nn.rules import RULES
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import check_precise, full_precision
 from fastweights.utils.settings import Settings, option
@@ -82,46 +81,27 @@ class FastWeights(KeyLearner):
     """An encoder under a fully connected layer under a softmax layer, one of them or both with fast weights.
 
     In the softmax layer labels are bound as one-hots and the logits are slow + fast; where both layers are fast, the
-    memory of the lower one is written first and the upper one's keys are computed through it.
-
-    A class that was forgotten has no keys in the memory: its logit is what the slow path alone gives it.
-
-    Keys are multiplied by `key_scale`, a constant that a training may choose: read-outs grow with the square of keys'
-    length, and those of an encoder that was pre-trained can be so long that the first answers are far off.
+    memory of the lower one is written first and the upper one's keys are computed through it. A class that was
+    forgotten has the logit that the slow path alone gives it. Keys are multiplied by `key_scale`, a constant that a
+    training may choose: read-outs grow with the square of the keys' norm, and those of a pre-trained encoder are large.
     """
 
     Settings = FastWeightsSettings
-    scales_keys = True
+    has_slots = scales_keys = True
     key_scale: Tensor
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        *,
-        slots: int,
-        width: int = 288,
-        placement: str = "fc",
-        rule: Callable[[], Rule] = Hebb,
-        label_noise: float = 0.0,
-        bias: bool = True,
-    ) -> None:
+    def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
         super().__init__()
-        self.encoder, self.slots, self.placement, self.label_noise = encoder, slots, placement, label_noise
+        s = FastWeightsSettings(**options)
+        self.encoder, self.slots, self.placement, self.label_noise = encoder, slots, s.placement, s.label_noise
         self.register_buffer("key_scale", torch.ones(()))
         inputs = int(encoder.width)  # type: ignore[arg-type]
-        hidden, output = PLACEMENTS[placement]
-        self.hidden = _layer(inputs, width, slots, rule, **hidden, bias=bias)
-        self.output = _layer(width, slots, slots, rule, **output, bias=bias, projected=False, activated=False)
+        hidden, output = PLACEMENTS[s.placement]
+        self.hidden = _layer(inputs, s.width, slots, s.rule, **hidden, bias=s.bias)
+        self.output = _layer(s.width, slots, slots, s.rule, **output, bias=s.bias, projected=False, activated=False)
         self.needs_errors = any(layer.rule is not None and layer.rule.needs_errors for layer in self._layers.values())
-        if self.needs_errors and placement not in ("fc", "truncated"):
-            raise UserError(
-                f"the gradient rule needs slow weights in the fully connected layer and fast ones there alone: "
-                f"placement fc or truncated, not {placement}."
-            )
-
-    @classmethod
-    def build(cls, encoder: nn.Module, slots: int, settings: FastWeightsSettings) -> Self:
-        return cls(encoder, slots=slots, **{**settings.to_json(), "rule": RULES[settings.rule]})
+        if self.needs_errors and s.placement not in ("fc", "truncated"):
+            raise UserError(f"the gradient rule is for placement fc or truncated, not {s.placement}.")
 
     @classmethod
     def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
@@ -240,16 +220,12 @@ class FastWeights(KeyLearner):
         if self.needs_errors:
             raise UserError(f"fast weights written by the gradient rule cannot {wish}.")
         if self.placement == "fc+softmax":
-            raise UserError(
-                f"with placement fc+softmax, where one memory's keys went through another, you cannot {wish}."
-            )
+            raise UserError(f"with placement fc+softmax one memory's keys went through another: you cannot {wish}.")
         return "hidden" if self.hidden.rule is not None else "output"
 
 
-def _layer(
-    inputs: int, outputs: int, slots: int, rule: Callable[[], Rule], *, fast: bool, **options: Any
-) -> FastLinear:
-    return FastLinear(inputs, outputs, slots, rule=rule() if fast else None, **options)
+def _layer(inputs: int, outputs: int, slots: int, rule: str, *, fast: bool, **options: Any) -> FastLinear:
+    return FastLinear(inputs, outputs, slots, rule=RULES[rule]() if fast else None, **options)
 
 
 def named(layer: str, trace: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,17 +1,15 @@
 """MAML (Finn et al., 2017): an initialisation from which a few gradient steps on the description learn the task.
 
-The state is a whole network of its own for every task: encoder and linear head after `inner_steps` steps of gradient
-descent on the cross-entropy of the description. All tasks are adapted at once (`torch.func.vmap`). `first_order` takes
-the inner gradients for constants in the meta-gradient, which then needs no second derivatives.
+The state is a network per task: encoder and linear head after `inner_steps` steps of gradient descent on the support
+set's cross-entropy, all tasks at once (`torch.func.vmap`). `first_order` treats the inner gradients as constants.
 
-**Transductive at query time** where the encoder has batch norm: as in the original, a task's activations are always
-normalised by their own batch, so the queries of a task are answered together and depend on one another. There are no
-running statistics. With `batch_norm` 0 the learner is inductive.
+**Transductive at query time** where the encoder has batch norm: as in the original, activations are normalised by their
+own batch, so the queries of a task depend on one another. With `batch_norm` 0 the learner is inductive.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,37 +41,18 @@ class MAMLSettings(Settings):
 
 @register("maml", {"maml-cnn": Preset("MAML: a few gradient steps on each task")})
 class MAML(Learner):
-    """An encoder and a linear head, all of whose parameters every task adapts for itself.
-
-    Cost of a description: inner_steps forward and backward passes of the support, and one set of parameters to keep for
-    each task and, in second-order training, for each step.
-    """
+    """An encoder and a linear head, whose parameters each task adapts: one set of them per task (and step) is kept."""
 
     Settings = MAMLSettings
-    adapts_encoder = True
+    has_slots = adapts_encoder = True
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        *,
-        slots: int,
-        inner_steps: int = 5,
-        inner_rate: float = 0.01,
-        first_order: bool = False,
-    ) -> None:
+    def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
         super().__init__()
-        adapt_by_task(encoder)
-        self.network = _Classifier(encoder, slots)
-        self.slots, self.inner_steps, self.inner_rate, self.first_order = slots, inner_steps, inner_rate, first_order
-
-    @classmethod
-    def build(cls, encoder: nn.Module, slots: int, settings: MAMLSettings) -> Self:
         if not getattr(encoder, "vmappable", True):
-            raise UserError(
-                f"maml adapts all tasks at once, which the {getattr(encoder, 'name', 'given')} encoder does not allow; "
-                "choose cnn or resnet."
-            )
-        return cls(encoder, slots=slots, **settings.to_json())
+            raise UserError("maml adapts all tasks at once, which this encoder does not allow; choose cnn or resnet.")
+        adapt_by_task(encoder)
+        self.network, self.slots, s = _Classifier(encoder, slots), slots, MAMLSettings(**options)
+        self.inner_steps, self.inner_rate, self.first_order = s.inner_steps, s.inner_rate, s.first_order
 
     @classmethod
     def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:

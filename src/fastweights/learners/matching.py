@@ -1,8 +1,7 @@
 """Matching Networks (Vinyals et al., 2016): attention over the described examples by the cosine of their keys.
 
-A query's probability of a class is the attention that falls on its examples, softmax(scale * cosine). Departures: no
-full-context embeddings, one encoder for support and queries, and a learned scale (without it the softmax over cosines
-is too flat to fit anything).
+A query's probability of a class is the attention on its examples, softmax(scale * cosine). Ours has no full-context
+embeddings, one encoder for support and queries, and a learned scale (the softmax over cosines alone is too flat).
 """
 
 import math

@@ -68,10 +68,7 @@ def make(found: Maker, *, item_shape: tuple[int, ...], vocabulary: int, way: int
     ]
     odd = [name for name in required if name not in known]
     if odd:
-        raise UserError(
-            f"{found.__name__} needs {odd[0]}, but only {', '.join(known)} are given to those who name them; give it a "
-            "default, or register the class."
-        )
+        raise UserError(f"{found.__name__} needs {odd[0]}, but is given only {', '.join(known)}; give it a default.")
     learner = found(**{name: value for name, value in known.items() if name in parameters})
     if not isinstance(learner, Learner):
         raise UserError(f"{found.__name__} is no fastweights.Learner; derive it from that class.")

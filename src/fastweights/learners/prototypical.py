@@ -14,10 +14,9 @@ from fastweights.utils.precision import full_precision
 
 @register("prototypical", {"prototypical-cnn": Preset("Prototypical Networks: the nearest class mean")})
 class Prototypical(KeyLearner):
-    """Logits are negative squared Euclidean distances to the class means.
+    """Logits are negative squared distances to the class means; the state is class sums (T, N, D) and counts (T, N).
 
-    The state is class sums (T, N, D) and counts (T, N), so that it can be added to. A class without examples, as after
-    `forget`, has the logit `UNSEEN`.
+    A class without examples, as after `forget`, has the logit `UNSEEN`.
     """
 
     def __init__(self, encoder: nn.Module) -> None:

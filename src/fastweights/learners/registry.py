@@ -1,10 +1,6 @@
 """Learners by name: systems, presets of them, and the settings that a learner is built from.
 
-    @register("maml", presets={"maml-cnn": Preset("MAML: a few gradient steps on each task")})
-    class MAML(Learner):
-        Settings = MAMLSettings
-
-Every file of this folder registers the system it holds. Installed packages add theirs by an entry point of the group
+Every file of this folder registers its system. Installed packages add theirs by an entry point of the group
 `fastweights.learners`, which names a module to import.
 """
 
@@ -68,9 +64,7 @@ def load_installed() -> None:
         try:
             point.load()
         except Exception as error:
-            raise UserError(
-                f"the installed learner {point.name} ({point.value}) cannot be imported ({error})."
-            ) from None
+            raise UserError(f"the installed learner {point.name} cannot be imported ({error}).") from None
 
 
 def find_system(name: str) -> type[Learner]:
@@ -95,10 +89,8 @@ def _find(what: str, name: str, known: Mapping[str, Found]) -> Found:
 
 @dataclass(frozen=True, init=False)
 class LearnerSettings:
-    """What a learner is built from: a system, an encoder, the items it is for, and the settings of both.
-
-    Settings of the system and of the encoder are given and read as if they were its own:
-    `LearnerSettings(filters=32).filters`.
+    """What a learner is built from: a system, an encoder, its items, and settings of both, which are given and read as
+    if they were its own: `LearnerSettings(filters=32).filters`.
     """
 
     system: str = option("fast-weights")
@@ -155,10 +147,7 @@ class LearnerSettings:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Settings as a file holds them.
-
-        Files once held the settings of all systems and all encoders, whatever was chosen: those of others are left out.
-        """
+        """Settings as a file holds them. Old files hold those of all systems and encoders: others are left out."""
         settings = tupled(retired.current(values))
         system, encoder = settings.get("system", "fast-weights"), settings.get("encoder", "cnn")
         if system not in SYSTEMS or encoder not in ENCODERS:

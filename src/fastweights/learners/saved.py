@@ -1,9 +1,10 @@
-"""Models on disk: one safetensors file with the tensors and, as JSON in its metadata, everything else. No pickle.
+"""Models and states on disk: safetensors files with the tensors and, as JSON in the metadata, all else. No pickle.
 
 A *model* file holds the best weights, the settings of the learner and those of its training, a plain mapping here. A
 *checkpoint* holds besides them what training needs to go on exactly where it stopped: see `training.checkpoint`.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fastweights.learners.base import Learner
+from fastweights.learners.checks import State
 from fastweights.learners.registry import SYSTEMS, LearnerSettings, build_learner
 from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError
@@ -24,6 +26,8 @@ from fastweights.utils.files import replacing
 MODEL = "model.safetensors"
 """What the model of a run is called in its folder."""
 FORMAT = "fastweights-1"
+WHOSE = "model"
+"""The entry of a state's header that says which learner described it."""
 Tensors = dict[str, Tensor]
 
 
@@ -55,13 +59,7 @@ def save(
         f"{section}.{name}": t.detach().cpu().contiguous() for section, s in sections.items() for name, t in s.items()
     }
     header = {"learner": learner.to_json(), "training": dict(training), "counters": dict(counters)}
-    try:
-        with replacing(path) as draft:
-            save_file(tensors, draft, metadata={"format": FORMAT, "fastweights": json.dumps(header)})
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path} cannot be written ({error}); what was there before is kept: make room there."
-        ) from None
+    _write(path, tensors, {"format": FORMAT, "fastweights": json.dumps(header)})
 
 
 def load(path: Path | str) -> Saved:
@@ -69,12 +67,7 @@ def load(path: Path | str) -> Saved:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path} does not exist; train a model first, or name another file.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read as a safetensors file ({error}).") from None
+    tensors, metadata = _read(path)
     if metadata.get("format") != FORMAT:
         raise UserError(f"{path} is a safetensors file, but not one written by this version of fastweights.")
     try:
@@ -122,3 +115,45 @@ def fill(module: nn.Module, tensors: Tensors, path: Path) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} does not hold the weights its settings call for ({reason[:200]}).") from None
+
+
+def save_state(path: Path | str, state: State, learner: Learner | None = None) -> None:
+    """Write a state, and if told by which learner it was described. The file appears whole or not at all."""
+    # Cloned, since tensors that share memory cannot be stored.
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+    _write(Path(path), copies, {} if learner is None else {WHOSE: fingerprint(learner)})
+
+
+def load_state(
+    path: Path | str, device: torch.device | str = "cpu", learner: Learner | None = None
+) -> dict[str, Tensor]:
+    """Read a state that `save_state` wrote; where both say whose it is, refuse one that another learner described."""
+    state, metadata = _read(Path(path), str(find_device(device)))
+    if learner is not None and WHOSE in metadata and metadata[WHOSE] != fingerprint(learner):
+        raise UserError(f"{path} was described by another model, or before this one was trained on; describe it again.")
+    return state
+
+
+def fingerprint(learner: Learner) -> str:
+    """Differs for learners with other weights, wherever they are."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(learner.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _write(path: Path, tensors: Tensors, metadata: dict[str, str]) -> None:
+    try:
+        with replacing(path) as draft:
+            save_file(tensors, draft, metadata=metadata)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be written ({error}), the former file is kept; make room.") from None
+
+
+def _read(path: Path, device: str = "cpu") -> tuple[Tensors, dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as a safetensors file ({error}).") from None

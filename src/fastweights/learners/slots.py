@@ -5,10 +5,7 @@ from torch import Tensor
 
 
 def draw_slots(tasks: int, way: int, slots: int, device: torch.device, *, shuffled: bool) -> Tensor:
-    """(T, N): which of a model's label slots each class of a task is bound to: any, or the first N in order.
-
-    With as many classes as slots nothing is shuffled: the labels of a task are in random order already.
-    """
+    """(T, N): which of a model's label slots each class of a task is bound to: any, or the first N in order."""
     if shuffled and way < slots:
         return torch.rand(tasks, slots, device=device).topk(way).indices
     return torch.arange(way, device=device).expand(tasks, way)

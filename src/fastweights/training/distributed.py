@@ -1,8 +1,7 @@
 """Several processes training one learner: `torchrun --nproc-per-node 2 -m fastweights train ...`.
 
-Every rank draws the same step's tasks and takes its slice of them, gradients are averaged (DistributedDataParallel),
-and rank 0 alone writes. Batch norm normalises by the statistics of a rank's own tasks; the running ones kept for
-evaluation are rank 0's.
+Every rank draws the same tasks and takes its slice of them, gradients are averaged (DistributedDataParallel), and rank
+0 alone writes. Batch norm uses a rank's own tasks; the running statistics kept for evaluation are rank 0's.
 """
 
 import os

@@ -24,7 +24,9 @@ class JsonlLog:
     """
 
     def __init__(self, path: Path, from_step: int | None = None) -> None:
-        kept = [] if from_step is None else [text for text in _lines(path) if _step(text) <= from_step]
+        resumed = from_step is not None and path.exists()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if resumed else []
+        kept = [text for text in lines if _step(text) <= (from_step or 0)]
         with replacing(path) as draft:
             draft.write_text("".join(f"{text}\n" for text in kept))
         self._file = path.open("a")
@@ -35,10 +37,6 @@ class JsonlLog:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
 def _step(text: str) -> float:

@@ -101,7 +101,7 @@ class Training:
         self.ema = EMA(self.learner, settings.ema_decay) if settings.ema_decay else None
         torch.manual_seed(seed_of(f"seed {settings.seed} pretraining"))
         wants_head = settings.pretrain_steps or settings.classifier_weight
-        self.head = new_head(self.learner, self.items["train"]) if wants_head else None
+        self.head = new_head(self.learner, self.items["train"].classes, self.device) if wants_head else None
         sampler = self._sampler(*settings.training_task)
         self.objective = MetaObjective(self.learner, sampler, settings, ranks, self.classifier)
         shape = {"way": settings.way, "shot": settings.shot, "queries": settings.queries}
@@ -147,9 +147,7 @@ class Training:
         items = self.items["train"]
         if self.dataset.manifest.get("drop_small_classes"):  # rare words, say: of no use with so many shots
             if self.settings.classifier_weight:
-                raise UserError(
-                    f"classifier_weight wants every class in the tasks, but {self.dataset.name} leaves rare ones out."
-                )
+                raise UserError(f"classifier_weight is not for {self.dataset.name}, which leaves out rare classes.")
             items = items.with_at_least(shot + queries)
         try:
             return EpisodeSampler(items, way, shot, queries)
@@ -202,8 +200,7 @@ class Training:
     ) -> Outcome:
         """Train to the end, then answer the test tasks once with the best weights, unless told not to.
 
-        Ctrl-C, the deadline (by `time.monotonic`), and too few `seconds` for pre-training interrupt: a checkpoint is
-        written, to be resumed another time.
+        Ctrl-C, the deadline (by `time.monotonic`) and too few `seconds` for pre-training leave a checkpoint to resume.
         """
         self._deadline, self._stop, self.request.asked = deadline, False, False
         taken = self.folder is not None and not self._owns_folder and (self.folder / CHECKPOINT).exists()
@@ -288,7 +285,9 @@ class Training:
         self._logged_step = counters.step
         while counters.step < self.settings.steps and self._done() < 1 and not self._stop:
             self._finetune_when_due()
-            self._unfreeze_encoder_when_due()
+            if self._encoder_is_apart:
+                frozen = counters.step < self.settings.freeze_encoder_steps
+                self.take_step.set_share(0, 0.0 if frozen else self.settings.encoder_lr_scale)
             self.take_step(counters.step, self._done())
             counters.step += 1
             validation_due = self._validation_is_due()
@@ -309,11 +308,6 @@ class Training:
         if due and self.objective.sampler is not self.finetune_sampler:
             self.objective.finetune(self.finetune_sampler)
             self.take_step.expect_change()
-
-    def _unfreeze_encoder_when_due(self) -> None:
-        if self._encoder_is_apart:
-            frozen = self.counters.step < self.settings.freeze_encoder_steps
-            self.take_step.set_share(0, 0.0 if frozen else self.settings.encoder_lr_scale)
 
     def _agree(self, seconds: float) -> None:
         """Settle the clock, and whether to stop. Several ranks do so together, and only where they wait anyway."""
@@ -408,10 +402,7 @@ def _require_finite(weights: Weights, step: int) -> None:
     """A step whose loss was a number may still have ruined the weights."""
     numbers = [tensor.isfinite().all() for tensor in weights.values() if tensor.is_floating_point()]
     if not bool(torch.stack(numbers).all()):
-        raise UserError(
-            f"the weights are NaN or infinite at step {step}: nothing after the last checkpoint was kept; try a lower "
-            "learning rate."
-        )
+        raise UserError(f"the weights are NaN or infinite at step {step}; resume with a lower learning rate.")
 
 
 def _copy(weights: Weights) -> dict[str, Tensor]:
@@ -432,14 +423,9 @@ def check_fit(learner: LearnerSettings, settings: TrainSettings, dataset: Datase
     """Refuse a training that its learner or its data do not allow."""
     if not dataset.vocabulary and learner.item_shape != dataset.item_shape:
         found, wanted = (" x ".join(map(str, shape)) for shape in (dataset.item_shape, learner.item_shape))
-        raise UserError(
-            f"{dataset.name} holds items of {found}, but the model is made for {wanted}; give it item_shape."
-        )
+        raise UserError(f"{dataset.name} holds items of {found}, but the model is made for {wanted}.")
     if learner.slots < settings.slots:
-        raise UserError(
-            f"the model has {learner.slots} label slots, but tasks have up to {settings.slots} classes; "
-            "give it as many slots."
-        )
+        raise UserError(f"the model has {learner.slots} label slots, but tasks have up to {settings.slots} classes.")
     if dataset.vocabulary and (settings.augment or settings.class_augment):
         raise UserError(f"{dataset.name} holds texts; augment and class_augment are for images.")
 
@@ -450,10 +436,7 @@ def capturable(learner: Learner) -> bool:
 
 
 def accelerated(learner: Learner) -> Learner:
-    """On a GPU: channels innermost in memory, and encoders compiled that gain by it.
-
-    Not those of learners that adapt them, which call them within `vmap`.
-    """
+    """On a GPU: channels innermost in memory, and encoders compiled that gain by it and are not called in `vmap`."""
     if next(learner.parameters(), torch.empty(0)).is_cuda:
         learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if getattr(getattr(learner, "encoder", None), "compiles", False) and not learner.adapts_encoder:
@@ -473,8 +456,7 @@ def resume(
 ) -> Training:
     """A run as its checkpoint left it; `changes` of steps and seconds replace these settings.
 
-    A learner that is not registered has to be given again. Of a run that had come to its end, with more steps, the
-    weights of that end may still turn out the best.
+    A learner that is not registered has to be given again.
     """
     folder = Path(folder)
     saved = files.load(folder / CHECKPOINT)

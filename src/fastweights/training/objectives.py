@@ -39,10 +39,7 @@ class MetaObjective:
         return loss, (logits.detach().argmax(-1) == episode.query_y).float().mean()
 
     def finetune(self, sampler: EpisodeSampler) -> None:
-        """From now on train as at test: tasks of that shape, and without label smoothing.
-
-        Smoothed labels teach keys, but leave the layers above them treating label slots a little unequally.
-        """
+        """From now on train as at test: tasks of that shape, and without label smoothing, which blurs label slots."""
         self.sampler, self.smoothing = sampler, 0.0
 
     def draw(self) -> tuple[Episode, Tensor]:
@@ -56,10 +53,7 @@ class MetaObjective:
 
 
 class EpisodeLoss(nn.Module):
-    """A learner's own loss on some tasks, and the auxiliary losses of a training.
-
-    One module, since several processes must average the gradients of all of it.
-    """
+    """A learner's own loss on some tasks and the auxiliary losses: one module, whose gradients processes average."""
 
     def __init__(self, learner: Learner, settings: TrainSettings, classifier: nn.Module | None) -> None:
         super().__init__()
@@ -68,10 +62,7 @@ class EpisodeLoss(nn.Module):
         self.has_auxiliary = bool(settings.norm_penalty or settings.classifier_weight)
         own_loss = type(learner).training_loss is not Learner.training_loss
         if self.has_auxiliary and (not learner.by_keys or own_loss):
-            raise UserError(
-                "norm_penalty and classifier_weight are for learners that see items as keys alone and have no loss of "
-                "their own."
-            )
+            raise UserError("norm_penalty and classifier_weight are for learners that see items as keys alone.")
 
     def forward(self, episode: Episode, classes: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         """The loss and the logits of tasks whose classes are those (T, N) of all training classes."""
@@ -89,10 +80,7 @@ class EpisodeLoss(nn.Module):
 
 
 def sums_of_shots(keys: Tensor, episode: Episode) -> Tensor:
-    """Sums (T, sums, D) of as many keys of a class as it has examples: what the memory keeps of a class.
-
-    `keys` are those of the description, then of the queries; queries that are left over make no sum.
-    """
+    """Sums (T, sums, D) of as many keys of a class, of its support or of its queries, as the memory keeps of it."""
     described = episode.support_x.shape[1]
     shot, queries = described // episode.way, episode.query_x.shape[1] // episode.way
     used = queries // shot * shot
@@ -146,26 +134,19 @@ class ClassifierObjective:
         return loss, right
 
 
-def new_head(learner: Learner, items: Items) -> nn.Linear:
-    """A linear layer from a learner's keys to all classes of a split."""
-    return nn.Linear(_key_width(learner), items.classes, device=items.device)
+def new_head(learner: Learner, outputs: int, device: torch.device) -> nn.Linear:
+    """A linear layer from a learner's keys to classes."""
+    width = getattr(getattr(learner, "encoder", None), "width", None)
+    if width is None:
+        raise UserError(f"{type(learner).__name__} has no encoder that says its width, which pre-training needs.")
+    return nn.Linear(int(width), outputs, device=device)
 
 
 def new_rotation_head(learner: Learner, items: Items) -> nn.Linear:
     """A linear layer from a learner's keys to the four rotations."""
     if items.values.dim() != 4 or items.values.shape[1] != items.values.shape[2]:
         raise UserError("pretrain_rotation is for square images: only they can be rotated by 90 degrees.")
-    return nn.Linear(_key_width(learner), TURNS, device=items.device)
-
-
-def _key_width(learner: Learner) -> int:
-    width = getattr(getattr(learner, "encoder", None), "width", None)
-    if width is None:
-        raise UserError(
-            f"pre-training and classifier_weight want a learner with an encoder that says its width, which "
-            f"{type(learner).__name__} has not."
-        )
-    return int(width)
+    return new_head(learner, TURNS, items.device)
 
 
 def score(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

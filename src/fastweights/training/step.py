@@ -79,8 +79,7 @@ class TrainStep:
     def __call__(self, step: int, done: float) -> None:
         """Take step number `step`, with the share `done` of the run behind us.
 
-        Everything random in it (tasks, label noise, dropout) is a function of the seed and the step, so that a run that
-        is resumed needs no other memory of its randomness.
+        Everything random in it (tasks, label noise, dropout) is a function of the seed and the step.
         """
         set_learning_rate(self.optimizer, self.rate.at(done))
         if self._wants_graph and self._eager_steps >= EAGER_STEPS:

@@ -22,8 +22,7 @@ os.umask(_UMASK)
 def replacing(path: Path) -> Iterator[Path]:
     """A draft beside `path` that takes its place once the block has finished and the disk has it.
 
-    The draft's name is fixed, so one left behind by a killed process is overwritten by the next; two that are at it at
-    the same time take turns.
+    The draft's name is fixed, so that one left by a killed process is overwritten; two writers take turns.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file.")
@@ -119,10 +118,7 @@ def _claimed(mark: Path, refusal: str) -> IO[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file of JSON lines; none where there is no such file.
-
-    Not `splitlines`, which also ends a line at characters that JSON leaves within one.
-    """
+    """The lines of a file of JSON lines, if there is one. Not `splitlines`: JSON leaves U+2028 within a line."""
     return read_text(path).removesuffix("\n").split("\n") if path.exists() and path.stat().st_size else []
 
 

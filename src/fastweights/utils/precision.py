@@ -35,10 +35,7 @@ Head = TypeVar("Head", bound=Callable[..., Any])
 
 
 def full_precision(head: Head) -> Head:
-    """Switch autocast off within a method that takes tensors: memories and logits are computed as precisely as stored.
-
-    Associations differ by little and sums grow with every shot; what bfloat16 would save here is not worth its errors.
-    """
+    """Switch autocast off within a method that takes tensors: associations differ by little, and sums grow."""
 
     @functools.wraps(head)
     def run(self: nn.Module, *args: Any, **options: Any) -> Any:

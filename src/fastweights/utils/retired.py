@@ -1,7 +1,4 @@
-"""Names that settings, variants and models once had: so that old files and old lines of the ledger stay readable.
-
-Applied where such files are interpreted; what they hold is never rewritten.
-"""
+"""Names that settings and variants once had, applied where old files are interpreted, which are never rewritten."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,9 +1,4 @@
-"""Settings: frozen dataclasses in which a field is declared once, with its type, default, bounds and help.
-
-    @dataclass(frozen=True)
-    class Mine(Settings):
-        steps: int = option(5, at_least=1)
-        \"\"\"Gradient steps on the support set.\"\"\"
+"""Settings: frozen dataclasses in which a field is declared once: `steps: int = option(5, at_least=1)`.
 
 The docstring under a field is the help text of its command-line option. Values are checked when settings are made.
 """
@@ -29,19 +24,18 @@ KINDS: dict[Any, str] = {
 """What a setting may be, in words."""
 
 
-def option(
-    default: Any,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    choices: Sequence[str] | None = None,
-    on_command_line: bool = True,
-) -> Any:
-    """A field of settings with its bounds; `on_command_line` is false for what follows from something else."""
-    bounds = {"at_least": at_least, "above": above, "below": below, "at_most": at_most, "choices": choices}
-    return field(default=default, metadata={**bounds, "on_command_line": on_command_line})
+BOUNDS = (
+    ("at_least", operator.ge, "at least"),
+    ("above", operator.gt, "above"),
+    ("below", operator.lt, "below"),
+    ("at_most", operator.le, "at most"),
+)
+
+
+def option(default: Any, *, choices: Sequence[str] | None = None, on_command_line: bool = True, **bounds: float) -> Any:
+    """A field of settings; bounds are at_least, above, below and at_most. What is not for users is not an option."""
+    assert {name for name, _, _ in BOUNDS} >= set(bounds)
+    return field(default=default, metadata={"choices": choices, "on_command_line": on_command_line, **bounds})
 
 
 @dataclass(frozen=True)
@@ -80,14 +74,6 @@ def check_value(one: Field[Any], value: Any) -> None:
     for number in numbers:
         if isinstance(number, (int, float)):
             _check_bounds(one.name, number, bounds)
-
-
-BOUNDS = (
-    ("at_least", operator.ge, "at least"),
-    ("above", operator.gt, "above"),
-    ("below", operator.lt, "below"),
-    ("at_most", operator.le, "at most"),
-)
 
 
 def _check_bounds(name: str, number: float, bounds: Mapping[str, Any]) -> None:

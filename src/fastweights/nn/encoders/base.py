@@ -1,9 +1,5 @@
 """What every encoder looks like: a network of slow weights that maps an item to its key.
 
-    @register_encoder("cnn")
-    class CNN(Encoder):
-        Settings = CNNSettings
-
 An encoder has the width of its keys in `width` and the shape of its items in `item_shape`; one of sentences has the
 number of its words in `vocabulary`. The rest of the library reads its class attributes.
 """

@@ -40,20 +40,17 @@ class CNN(Encoder):
         """64 filters for small drawings, 32 for photographs."""
         return {"filters": 32 if max(item_shape) > 32 else 64}
 
-    def __init__(
-        self, image_shape: tuple[int, int, int], filters: int = 32, layers: int = 5, batch_norm: int = 5
-    ) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], **options: Any) -> None:
         super().__init__()
-        height, width, channels = image_shape
-        inputs = [channels] + [filters] * (layers - 1)
-        self.convolutions = nn.ModuleList(
-            he_init(nn.Conv2d(n, filters, 3, padding=1, bias=False), SLOPE) for n in inputs
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm2d(filters) for _ in range(min(batch_norm, layers)))
-        for _ in range(layers):
+        s, (height, width, channels) = CNNSettings(**options), image_shape
+        inputs = [channels] + [s.filters] * (s.layers - 1)
+        convolutions = (nn.Conv2d(n, s.filters, 3, padding=1, bias=False) for n in inputs)
+        self.convolutions = nn.ModuleList(he_init(convolution, SLOPE) for convolution in convolutions)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(s.filters) for _ in range(min(s.batch_norm, s.layers)))
+        for _ in range(s.layers):
             height, width = math.ceil(height / 2), math.ceil(width / 2)
-        self.item_shape, self.width = image_shape, filters * height * width
-        self.fusible = batch_norm >= layers and channels <= 3 and filters in (16, 32, 64, 128)
+        self.item_shape, self.width = image_shape, s.filters * height * width
+        self.fusible = s.batch_norm >= s.layers and channels <= 3 and s.filters in (16, 32, 64, 128)
 
     def _can_be_fused(self, images: Tensor) -> bool:
         """Whether the fused kernels compute this: bytes on a GPU, in bfloat16, and no gradients in eval mode."""

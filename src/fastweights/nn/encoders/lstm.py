@@ -51,24 +51,16 @@ class LSTM(Encoder):
         """The paper's sizes: 200 units for one shot, 300 for more."""
         return {"units": 200 if shot == 1 else 300}
 
-    def __init__(
-        self,
-        vocabulary: int,
-        embedding: int = 300,
-        units: int = 200,
-        layers: int = 2,
-        readout: str = "end",
-        bidirectional: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, vocabulary: int, **options: Any) -> None:
         super().__init__()
-        self.at_blank = readout == "blank"
-        self.embedding = nn.Embedding(vocabulary, embedding)
-        self.ahead = _stack(embedding, units, layers, dropout)
-        self.back = _stack(embedding, units, layers, dropout) if bidirectional else None
-        self.dropout = nn.Dropout(dropout)
+        s = LSTMSettings(**options)
+        self.at_blank = s.readout == "blank"
+        self.embedding = nn.Embedding(vocabulary, s.embedding)
+        self.ahead = _stack(s)
+        self.back = _stack(s) if s.bidirectional else None
+        self.dropout = nn.Dropout(s.dropout)
         self.item_shape, self.vocabulary = (None,), vocabulary  # sentences of any length
-        self.width = units * (2 if bidirectional else 1)
+        self.width = s.units * (2 if s.bidirectional else 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, L) int32, padded at the end -> (B, width). Padding is read, but only after the key's place."""
@@ -90,8 +82,9 @@ def pick(states: Tensor, places: Tensor) -> Tensor:
     return states.gather(1, places.view(-1, 1, 1).expand(-1, 1, states.shape[2])).squeeze(1)
 
 
-def _stack(inputs: int, units: int, layers: int, dropout: float) -> nn.LSTM:
-    lstm = nn.LSTM(inputs, units, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+def _stack(s: LSTMSettings) -> nn.LSTM:
+    dropout = s.dropout if s.layers > 1 else 0.0
+    lstm = nn.LSTM(s.embedding, s.units, s.layers, batch_first=True, dropout=dropout)
     for name, parameter in lstm.named_parameters():
         if "weight" in name:
             nn.init.kaiming_normal_(parameter)
@@ -99,5 +92,5 @@ def _stack(inputs: int, units: int, layers: int, dropout: float) -> nn.LSTM:
             nn.init.zeros_(parameter)
         if "bias_ih" in name:
             with torch.no_grad():
-                parameter[units : 2 * units] = 1.0  # gates in the order input, forget, cell, output
+                parameter[s.units : 2 * s.units] = 1.0  # gates in the order input, forget, cell, output
     return lstm

@@ -1,7 +1,7 @@
 """The ResNet of TCML (Mishra et al., 2017), as the paper uses it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,19 +38,14 @@ class ResNet(Encoder):
     compiles = True
     SLOPE = 0.1
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int],
-        blocks: Sequence[int] = (64, 96, 128, 256),
-        features: int = 1024,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], **options: Any) -> None:
         super().__init__()
-        inputs = (image_shape[-1], *blocks[:-1])
-        self.blocks = nn.Sequential(*(_Residual(n, m, dropout) for n, m in zip(inputs, blocks, strict=True)))
-        self.mix = he_init(nn.Conv2d(blocks[-1], features, 1, bias=False), self.SLOPE)
-        self.norm = nn.BatchNorm2d(features)
-        self.item_shape, self.width = image_shape, features
+        s = ResNetSettings(**options)
+        inputs = (image_shape[-1], *s.blocks[:-1])
+        self.blocks = nn.Sequential(*(_Residual(n, m, s.dropout) for n, m in zip(inputs, s.blocks, strict=True)))
+        self.mix = he_init(nn.Conv2d(s.blocks[-1], s.features, 1, bias=False), self.SLOPE)
+        self.norm = nn.BatchNorm2d(s.features)
+        self.item_shape, self.width = image_shape, s.features
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, features)."""
