@@ -90,7 +90,7 @@ def test_words_beyond_the_vocabulary_are_refused(system, word):
         lambda: learner.predict(state, sentences),
         lambda: learner.extend(state, sentences, episode.support_y),
     ):
-        with pytest.raises(UserError, match=rf"numbers 0 to 59 for this model, but these go from .*{word}"):
+        with pytest.raises(UserError, match=rf"numbers 0 to 59 for this model; these go from .*{word}"):
             call()
     sentences[0, 2, 5] = tiny.VOCABULARY - 1
     assert learner.predict(state, sentences).isfinite().all()

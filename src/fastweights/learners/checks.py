@@ -50,7 +50,7 @@ def count_classes(labels: Tensor, way: int | None, known: int = 0) -> int:
         raise UserError(f"labels are whole numbers from 0; {lowest} is none.")
     classes = max(known, highest + 1 if way is None else way)
     if highest >= classes:
-        raise UserError(f"label {highest} is beyond the {classes} classes of the task, which are numbered from 0.")
+        raise UserError(f"label {highest} is beyond the {classes} classes; let `way` be at least {highest + 1}.")
     return classes
 
 
