@@ -143,7 +143,7 @@ def test_words_of_other_data_are_not_read_with_these(monkeypatch, capsys):
     capsys.readouterr()
     others = replace(words(), name="others", content_hash="others")  # as many words, but others
     monkeypatch.setattr("fastweights.data.load", lambda *arguments: others)
-    assert "knows the words of words" in refused(monkeypatch, capsys, "evaluate", "w", "--dataset", "others")
+    assert "numbers words as words did" in refused(monkeypatch, capsys, "evaluate", "w", "--dataset", "others")
 
 
 def test_paths_are_printed_as_they_are(monkeypatch, capsys, tmp_path):

@@ -90,7 +90,7 @@ def wrong_size(contents, victim):
 
 def missing_file(contents, victim):
     del contents[victim]
-    return rf"train.csv names {victim.split('/')[1]}, but no such picture"
+    return rf"train.csv names {victim.split('/')[1]}, which is not in the files given"
 
 
 def missing_class(contents, victim):

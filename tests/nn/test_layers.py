@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from references import read_reference, write_reference
 from torch.nn import functional as F
 
-from fastweights.nn import memory
 from fastweights.nn.init import SLOPE
 from fastweights.nn.layers import FastLinear, disturbed, label_projection
 from fastweights.nn.rules import Gradient, Hebb
@@ -26,7 +26,7 @@ def test_both_paths_are_activated_and_added() -> None:
     labels = F.one_hot(torch.randint(SLOTS, (TASKS, EXAMPLES)), SLOTS).float()
     assert layer.slow is not None
     assert layer.projection is not None
-    whole = memory.write_reference(keys, labels @ layer.projection)
+    whole = write_reference(keys, labels @ layer.projection)
     slow = F.leaky_relu(queries @ layer.slow.weight.T + layer.slow.bias, SLOPE)
     fast = F.leaky_relu(queries @ whole, SLOPE)
     trace = layer.write(keys, labels)
@@ -43,7 +43,7 @@ def test_an_output_layer_binds_one_hots_and_adds_without_activation() -> None:
     labels = F.one_hot(torch.randint(SLOTS, (TASKS, EXAMPLES)), SLOTS).float()
     assert layer.slow is not None
     assert layer.projection is None
-    expected = layer.slow(queries) + memory.read_reference(keys, labels, queries)
+    expected = layer.slow(queries) + read_reference(keys, labels, queries)
     torch.testing.assert_close(layer(queries, layer.write(keys, labels)), expected)
 
 
