@@ -7,10 +7,9 @@ import tiny
 import torch
 
 from fastweights.learners import build_learner
-from fastweights.learners.registry import LearnerSettings
+from fastweights.learners.registry import SYSTEMS, LearnerSettings
 from fastweights.utils.errors import UserError
 
-SYSTEMS = ("fast-weights", "matching", "prototypical", "maml")
 GOOD = torch.randint(0, 256, (1, 4, 12, 12, 1), dtype=torch.uint8)
 LABELS = torch.arange(4).unsqueeze(0)
 BAD = {
@@ -79,7 +78,7 @@ def test_sentences_are_whole_numbers():
 
 
 @pytest.mark.parametrize("word", [-1, tiny.VOCABULARY])
-@pytest.mark.parametrize("system", ["fast-weights", "matching", "prototypical"])
+@pytest.mark.parametrize("system", [name for name, cls in SYSTEMS.items() if not cls.adapts_encoder])
 def test_words_beyond_the_vocabulary_are_refused(system, word):
     learner, episode = build_learner(replace(READER, system=system)).eval(), tiny.word_episode(1, 4, 1, 1)
     state = learner.describe(episode.support_x, episode.support_y)

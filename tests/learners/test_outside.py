@@ -263,7 +263,7 @@ def test_the_command_line_takes_a_file(tmp_path, monkeypatch, dataset, capsys):
     assert (tmp_path / "task.png").exists()
     assert "my_file.py:Mine" in (tmp_path / "bench.jsonl").read_text()
     assert call(monkeypatch, "evaluate", "run") == 2
-    assert "not registered here" in capsys.readouterr().err
+    assert "name it with --learner my_file.py:MyLearner" in capsys.readouterr().err
 
 
 def test_installed_packages_add_learners_by_an_entry_point(monkeypatch):
@@ -311,3 +311,22 @@ def noise():
     import tiny
 
     return tiny.noise_episode(2, 5, 1, 2, (8, 8, 1))
+
+
+def test_a_registered_learner_in_a_file_brings_its_own_optimiser_defaults(tmp_path, monkeypatch, dataset):
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (tmp_path / "my_system.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fastweights.data.load", lambda *arguments: dataset)
+    small = ["--set", "filters=8", "--set", "layers=2", "--set", "scale=20", "--queries", "2", "--steps", "2"]
+    few = ["--validation-tasks", "5", "--test-tasks", "5", "--out", "run"]
+    try:
+        assert call(monkeypatch, "train", "--learner", "my_system.py:Cosine", *small, *few) == 0
+        saved = load(tmp_path / "run" / MODEL)
+        assert (saved.learner.system, saved.learner.scale, saved.training["learning_rate"]) == ("cosine", 20.0, 2e-3)
+        again = ["train", "--resume", "--out", "run", "--steps", "3", "--learner", "my_system.py:Cosine", *small[:6]]
+        assert call(monkeypatch, *again) == 0
+    finally:
+        for known in (registry.PRESETS, registry.SYSTEMS):
+            for called in [key for key in known if key.startswith("cosine")]:
+                del known[called]

@@ -13,7 +13,7 @@ from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import UNSEEN
 from fastweights.learners.checks import count_classes
 from fastweights.learners.examples import PixelNearestNeighbour
-from fastweights.learners.registry import LearnerSettings
+from fastweights.learners.registry import SYSTEMS, LearnerSettings
 from fastweights.learners.saved import load_state, save_state
 from fastweights.learners.slots import add_slots
 from fastweights.utils.devices import ITEMS_AT_ONCE
@@ -36,15 +36,15 @@ CHANGEABLE = {
     "truncated": narrow(placement="truncated"),
     "softmax": narrow(placement="softmax"),
     "softmax-fast-only, optimal": narrow(placement="softmax-fast-only", rule="optimal"),
-    "prototypical": narrow(system="prototypical"),
-    "matching": narrow(system="matching"),
     "pixels": PixelNearestNeighbour,
 }
 FIXED = {
     "gradient": narrow(rule="gradient"),
     "fc+softmax": narrow(placement="fc+softmax"),
-    "maml": narrow(system="maml"),
 }
+for system in SYSTEMS:  # the others say themselves whether they can extend and forget
+    if system != "fast-weights":
+        (CHANGEABLE if narrow(system=system)().can_extend else FIXED)[system] = narrow(system=system)
 
 
 @pytest.fixture(autouse=True)

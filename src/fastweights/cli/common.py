@@ -13,7 +13,7 @@ from fastweights.cli.progress import bars
 from fastweights.data import Dataset
 from fastweights.learners import Learner, LearnerSettings
 from fastweights.learners.outside import find, is_outside, make, preset_of
-from fastweights.learners.registry import parse_overrides, preset
+from fastweights.learners.registry import SYSTEMS, parse_overrides, preset
 from fastweights.learners.saved import MODEL, Saved, load, load_learner
 from fastweights.training.checkpoint import training_of
 from fastweights.training.settings import TrainSettings
@@ -50,6 +50,8 @@ def open_model(model: Path, device: torch.device, learner: str | None) -> tuple[
         found, about = find(learner), load(path).learner
         if preset_of(found, about.vocabulary) is None:
             given = make(found, item_shape=about.item_shape, vocabulary=about.vocabulary, way=about.slots)
+    elif path.is_file() and load(path).learner.system not in SYSTEMS:
+        raise UserError(f"{path} is of a learner of your own; name it with --learner my_file.py:MyLearner.")
     built, saved = load_learner(path, device, given)
     return built, saved, training_of(saved)
 

@@ -76,7 +76,7 @@ class Commands(Suggesting):
 
 
 def help_of(command: str) -> str:
-    """The docstring of a command's function, or the help of its group, read off its module's source."""
+    """The docstring of a command's function, or the help of its group, read off the source."""
     tree = ast.parse(Path(__file__).with_name(f"{MODULES[command]}.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == command:

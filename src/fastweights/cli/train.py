@@ -21,7 +21,7 @@ from fastweights.data import Dataset
 from fastweights.experiments.recipes import changes_of
 from fastweights.learners import Learner, LearnerSettings
 from fastweights.learners import saved as files
-from fastweights.learners.outside import find, is_outside
+from fastweights.learners.outside import find, is_outside, preset_of
 from fastweights.learners.registry import PRESETS, load_installed
 from fastweights.training.checkpoint import training_of
 from fastweights.training.distributed import join, leave
@@ -91,6 +91,8 @@ def _fresh(
 ) -> Training:
     """A new run: by the model's own defaults or by a recipe, then by what was typed."""
     load_installed()
+    if is_outside(learner):
+        learner = preset_of(find(learner), dataset.vocabulary) or learner
     of_training = dict(PRESETS[learner].training) if learner in PRESETS else {}
     if recipe:
         way, shot = given.get("way", TrainSettings.way), given.get("shot", TrainSettings.shot)
@@ -129,9 +131,8 @@ def _resumed(
     named = learner and learner_for(learner, changes, *about, settings.slots, settings.shot)
     if isinstance(named, LearnerSettings) and named != ours:
         fixed.append("learner")
-    if not named and any(
-        _typed(ours.to_json().get(name)) != text for name, _, text in (c.partition("=") for c in changes)
-    ):
+    pairs = [change.partition("=")[::2] for change in changes]
+    if not named and any(_typed(ours.to_json().get(name)).lower() != text.lower() for name, text in pairs):
         fixed.append("set")
     if fixed:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
@@ -142,7 +143,6 @@ def _resumed(
 
 
 def _typed(value: Any) -> str:
-    """A setting's value as it is typed."""
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 

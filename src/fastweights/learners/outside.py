@@ -1,14 +1,16 @@
 """Learners from outside the package: a class, or a function that makes a learner, in a Python file of one's own."""
 
+import functools
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fastweights.learners.base import Learner
-from fastweights.learners.registry import PRESETS, SYSTEMS, Preset, find_encoder, register
+from fastweights.learners.registry import PRESETS, SYSTEMS, Preset, register
 from fastweights.nn.encoders import ENCODERS
 from fastweights.utils.errors import UserError, unknown
 
@@ -26,14 +28,8 @@ def find(name: str) -> Maker:
     path = Path(file)
     if not is_outside(name) or not path.is_file():
         raise UserError(f"{name!r} is no learner in a file; write my_file.py:MyLearner, with a file that exists.")
-    module_name = f"fastweights_outside_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
+        module = _run(path.resolve(), path.stat().st_mtime)
     except Exception as error:
         raise UserError(f"{path} cannot be imported ({type(error).__name__}: {error}).") from error
     found = getattr(module, wanted, None)
@@ -42,21 +38,27 @@ def find(name: str) -> Maker:
     return found
 
 
+@functools.cache  # the classes of a file must be the same whenever it is named, until it changes
+def _run(path: Path, changed: float) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"fastweights_outside_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
 def preset_of(found: Maker, vocabulary: int) -> str | None:
     """The first model of a registered class that reads such items; None where the class is not registered."""
     system = next((name for name, cls in SYSTEMS.items() if cls is found), None)
     if system is None:
         return None
-    fitting = [n for n, p in PRESETS.items() if p.system == system and _reads(p.encoder, vocabulary)]
+    readers = [name for name in ENCODERS if ENCODERS[name].reads_text == (vocabulary > 0)]
+    fitting = [name for name, p in PRESETS.items() if p.system == system and p.encoder in readers]
     if not fitting:
-        encoder = next(name for name in ENCODERS if _reads(name, vocabulary))
+        encoder = readers[0]
         fitting = [f"{system}-{encoder}"]
         register(system, {fitting[0]: Preset(f"{system} on the {encoder} encoder", encoder=encoder)})(SYSTEMS[system])
     return fitting[0]
-
-
-def _reads(encoder: str, vocabulary: int) -> bool:
-    return find_encoder(encoder).reads_text == (vocabulary > 0)
 
 
 def make(found: Maker, *, item_shape: tuple[int, ...], vocabulary: int, way: int) -> Learner:

@@ -411,10 +411,9 @@ def _copy(weights: Weights) -> dict[str, Tensor]:
 
 def settings_for(learner: LearnerSettings | Learner, settings: TrainSettings, dataset: Dataset) -> LearnerSettings:
     """What a file says of a learner: its settings; of one that was not built from any, its class and its items."""
-    if isinstance(learner, LearnerSettings):
-        return learner
-    if learner.settings is not None:
-        return learner.settings
+    known = learner if isinstance(learner, LearnerSettings) else learner.settings
+    if known is not None:
+        return known
     name, items = type(learner).__name__, dataset.item_shape
     return LearnerSettings(name, "", item_shape=items, vocabulary=dataset.vocabulary, slots=settings.slots)
 
@@ -431,7 +430,6 @@ def check_fit(learner: LearnerSettings, settings: TrainSettings, dataset: Datase
 
 
 def capturable(learner: Learner) -> bool:
-    """Whether training steps of a learner may be captured as a CUDA graph."""
     return getattr(getattr(learner, "encoder", None), "capturable", True)
 
 
