@@ -1,11 +1,13 @@
 """A tiny image dataset and narrow settings that every test can afford."""
 
 import os
+import time
 
 import pytest
 import torch
-from support import blobs
+from support import Loaded, blobs
 
+from fastweights.data import strokes
 from fastweights.data.items import Dataset
 from fastweights.learners.registry import LearnerSettings
 from fastweights.training.settings import TrainSettings
@@ -18,6 +20,16 @@ if not torch.cuda.is_available():
 def dataset() -> Dataset:
     splits = {"train": blobs(40, 10, seed=0), "val": blobs(12, 10, seed=1), "test": blobs(12, 10, seed=2)}
     return Dataset("blobs", splits, content_hash="blobs")
+
+
+@pytest.fixture(scope="session")
+def loaded_strokes(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """The built-in dataset in full, made once for all tests."""
+    root = tmp_path_factory.mktemp("data")
+    fractions: list[float] = []
+    begin = time.perf_counter()
+    dataset = strokes.load(root=root, progress=fractions.append)
+    return Loaded(root, dataset, time.perf_counter() - begin, fractions)
 
 
 @pytest.fixture

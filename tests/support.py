@@ -1,8 +1,11 @@
 """What tests of several rooms share: a small dataset of patterns, and a sink that remembers."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 
-from fastweights.data.items import Items
+from fastweights.data.items import Dataset, Items
 
 
 class Lines(list):
@@ -26,3 +29,11 @@ def blobs(classes: int, drawings: int, seed: int, size: int = 8) -> Items:
     values = (255 * (0.6 * patterns + 0.4 * noise)).to(torch.uint8).flatten(0, 1).unsqueeze(-1)
     offsets = torch.arange(classes + 1) * drawings
     return Items(values, offsets, tuple(f"blob-{seed}-{c}" for c in range(classes)))
+
+
+@dataclass
+class Loaded:
+    root: Path
+    dataset: Dataset
+    seconds: float
+    fractions: list[float]

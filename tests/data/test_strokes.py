@@ -4,12 +4,12 @@ import hashlib
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support import Loaded
 
 from fastweights.data import strokes
 from fastweights.data.items import Dataset
@@ -19,24 +19,6 @@ from fastweights.utils.errors import UserError
 
 TINY_HASH = "bc43876cd7f71d94bf839f3b1ead564df8699f15a3f2bcc3af53f79777f78785"
 """Of make(6, 3, seed=0). If it changes, every drawing did: raise strokes.VERSION along with it."""
-
-
-@dataclass
-class Loaded:
-    root: Path
-    dataset: Dataset
-    seconds: float
-    fractions: list[float]
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """The full dataset, made once for all tests of this file."""
-    root = tmp_path_factory.mktemp("data")
-    fractions: list[float] = []
-    begin = time.perf_counter()
-    dataset = strokes.load(root=root, progress=fractions.append)
-    return Loaded(root, dataset, time.perf_counter() - begin, fractions)
 
 
 @pytest.fixture
@@ -104,20 +86,20 @@ def test_shape_of_a_small_make() -> None:
     assert images.dtype == np.uint8
 
 
-def test_progress_rises_to_one(loaded: Loaded) -> None:
-    assert loaded.fractions == sorted(loaded.fractions)
-    assert len(loaded.fractions) > 10
-    assert 0 < loaded.fractions[0] < 0.1
-    assert loaded.fractions[-1] == 1.0
+def test_progress_rises_to_one(loaded_strokes: Loaded) -> None:
+    assert loaded_strokes.fractions == sorted(loaded_strokes.fractions)
+    assert len(loaded_strokes.fractions) > 10
+    assert 0 < loaded_strokes.fractions[0] < 0.1
+    assert loaded_strokes.fractions[-1] == 1.0
 
 
-def test_made_in_time(loaded: Loaded) -> None:
-    assert loaded.seconds < 30
+def test_made_in_time(loaded_strokes: Loaded) -> None:
+    assert loaded_strokes.seconds < 30
 
 
 @pytest.mark.parametrize(("split", "classes"), [("train", 1000), ("val", 200), ("test", 400)])
-def test_split(loaded: Loaded, split: str, classes: int) -> None:
-    items = loaded.dataset.splits[split]
+def test_split(loaded_strokes: Loaded, split: str, classes: int) -> None:
+    items = loaded_strokes.dataset.splits[split]
     assert items.values.shape == (classes * 20, 28, 28, 1)
     assert items.values.dtype == torch.uint8
     assert items.offsets.dtype == torch.int64
@@ -126,25 +108,25 @@ def test_split(loaded: Loaded, split: str, classes: int) -> None:
     assert items.names[7] == f"{split}-0007"
 
 
-def test_dataset(loaded: Loaded) -> None:
-    dataset = loaded.dataset
+def test_dataset(loaded_strokes: Loaded) -> None:
+    dataset = loaded_strokes.dataset
     assert dataset.full_name == "strokes"
     assert list(dataset.splits) == ["train", "val", "test"]
     assert dataset.content_hash == dataset.manifest["content_hash"]
     assert dataset.manifest["seed"] == 0
-    assert dataset.folder == loaded.root / "prepared" / "strokes-v1-seed0"
+    assert dataset.folder == loaded_strokes.root / "prepared" / "strokes-v1-seed0"
 
 
-def test_no_drawing_and_no_class_occurs_twice(loaded: Loaded) -> None:
-    drawings = [image.tobytes() for items in loaded.dataset.splits.values() for image in items.values.numpy()]
+def test_no_drawing_and_no_class_occurs_twice(loaded_strokes: Loaded) -> None:
+    drawings = [image.tobytes() for items in loaded_strokes.dataset.splits.values() for image in items.values.numpy()]
     assert len(set(drawings)) == len(drawings) == 1600 * 20
     characters = strokes.invent(1600, np.random.Generator(np.random.PCG64(0)))
     assert len({program.tobytes() for program in characters.controls.round(2)}) == 1600
 
 
-def test_drawings_of_a_class_vary_but_belong_together(loaded: Loaded) -> None:
+def test_drawings_of_a_class_vary_but_belong_together(loaded_strokes: Loaded) -> None:
     """Blurred a little, a drawing is nearer to its own class's mean than to another's, yet never the same."""
-    values = loaded.dataset.splits["val"].values
+    values = loaded_strokes.dataset.splits["val"].values
     blurred = torch.nn.functional.avg_pool2d(values.float().view(-1, 1, 28, 28), 4).view(200, 20, -1)
     within = (blurred - blurred.mean(1, keepdim=True)).norm(dim=-1)
     between = (blurred - blurred.mean(1).roll(1, 0).unsqueeze(1)).norm(dim=-1)
@@ -152,8 +134,8 @@ def test_drawings_of_a_class_vary_but_belong_together(loaded: Loaded) -> None:
     assert within.mean() < 0.8 * between.mean()
 
 
-def test_ink_is_white_on_black_and_not_cut_off(loaded: Loaded) -> None:
-    values = loaded.dataset.splits["test"].values[..., 0]
+def test_ink_is_white_on_black_and_not_cut_off(loaded_strokes: Loaded) -> None:
+    values = loaded_strokes.dataset.splits["test"].values[..., 0]
     assert (values.amax((1, 2)) == 255).all()
     share = values.float().mean((1, 2)) / 255
     assert share.min() > 0.03
@@ -163,8 +145,8 @@ def test_ink_is_white_on_black_and_not_cut_off(loaded: Loaded) -> None:
     assert (lit.any(2).sum(-1) <= 25).all()
 
 
-def test_pixels_alone_do_not_solve_it(loaded: Loaded) -> None:
-    assert 0.4 < nearest_pixels(loaded.dataset, tasks=1000) < 0.6
+def test_pixels_alone_do_not_solve_it(loaded_strokes: Loaded) -> None:
+    assert 0.4 < nearest_pixels(loaded_strokes.dataset, tasks=1000) < 0.6
 
 
 def test_ink_agrees_with_the_distance_to_every_piece() -> None:
@@ -190,13 +172,13 @@ def test_ink_beyond_the_edge_is_cut_off() -> None:
     assert images[2, :, 5:].max() == 0
 
 
-def test_second_load_reads_the_cache(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_load_reads_the_cache(loaded_strokes: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strokes, "make", None)
     begin = time.perf_counter()
-    again = strokes.load(root=loaded.root)
+    again = strokes.load(root=loaded_strokes.root)
     assert time.perf_counter() - begin < 1
-    assert again.content_hash == loaded.dataset.content_hash
-    for split, items in loaded.dataset.splits.items():
+    assert again.content_hash == loaded_strokes.dataset.content_hash
+    for split, items in loaded_strokes.dataset.splits.items():
         assert torch.equal(again.splits[split].values, items.values)
         assert torch.equal(again.splits[split].offsets, items.offsets)
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-from fastweights.data import strokes
-from fastweights.data.items import Dataset
 from fastweights.learners.registry import PRESETS, encoder_of, preset, reads_text, settings_of
 from fastweights.training.loop import Training
 from fastweights.training.settings import TrainSettings
@@ -23,13 +21,15 @@ STEPS = {
 """Of models that start slowly; all others have the usual number."""
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory) -> Dataset:
-    return strokes.load(tmp_path_factory.mktemp("data"))
+SLOW = {"fwresnet-gradient1"}
+"""Left to the slow tests: its encoder and its rule are each in a quicker model, too."""
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if not reads_text(name)])
-def test_a_narrow_preset_learns_strokes(name, dataset):
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PRESETS if not reads_text(name)],
+)
+def test_a_narrow_preset_learns_strokes(name, loaded_strokes):
     """At least 55 % of three ways (chance: 33 %) on 200 tasks of characters never seen."""
     changes = {key: value for key, value in NARROW[encoder_of(name)].items() if key in settings_of(name)}
     learner = preset(name, dataset="strokes", item_shape=(28, 28, 1), vocabulary=0, way=3, shot=1, **changes)
@@ -44,4 +44,4 @@ def test_a_narrow_preset_learns_strokes(name, dataset):
         validation_tasks=50,
         test_tasks=200,
     )
-    assert Training(learner, settings, dataset).run().test.accuracy > 0.55
+    assert Training(learner, settings, loaded_strokes.dataset).run().test.accuracy > 0.55
