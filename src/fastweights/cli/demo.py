@@ -74,7 +74,7 @@ def _run(folder: Path, seconds: float, dataset: Dataset) -> None:
     if outcome.test is None:
         raise KeyboardInterrupt
     items = dataset.splits["test"]
-    table = Table(title=f"{s.way}-way {s.shot}-shot, {s.test_tasks} tasks of {items.classes} held-out characters")
+    table = Table(title=f"{s.way}-way {s.shot}-shot, {s.test_tasks} tasks of {items.classes} held-out classes")
     table.add_column("learner")
     table.add_column("accuracy", justify="right")
     table.add_row("chance", f"{100 / s.way:.2f} %")
