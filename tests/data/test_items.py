@@ -66,7 +66,7 @@ def test_whole_texts_are_gathered_as_they_are_and_never_invalid():
 def test_words_held_out_cannot_be_trained_on():
     splits = dict.fromkeys(("train", "val", "test"), text())
     with pytest.raises(UserError, match="must stay unseen"):
-        Dataset("ptb", splits, "hash").all_but_test()
+        Dataset("ptb", splits, "hash").with_held_out("val")
 
 
 def test_classes_are_rotated_and_joined():

@@ -65,9 +65,9 @@ def test_rotated_classes_are_the_same_drawings_rotated(omniglot_root):
             assert (train.values[first[angle] + drawing, :, :, 0].numpy() == np.rot90(upright, angle // 90)).all()
 
 
-def test_all_but_test_rotates_validation_classes_as_it_does_those_of_training(omniglot_root, monkeypatch):
+def test_held_out_classes_are_rotated_as_those_of_training(omniglot_root, monkeypatch):
     dataset = load("omniglot", omniglot_root)
-    everything = dataset.all_but_test()
+    everything = dataset.with_held_out("val")
     lists = omniglot.class_lists("paper")
     shifted = {"train": [*lists["train"], *lists["val"]], "val": lists["val"], "test": lists["test"]}
     monkeypatch.setattr(omniglot, "class_lists", lambda variant: shifted)

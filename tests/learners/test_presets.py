@@ -69,6 +69,9 @@ PARAMETERS = {
     "lstm-fwmlp-gradient": (3_766_166, 4_538_366),
     "lstm-fwmlp-gradient1": (3_766_166, 4_538_366),
     "lstm-fwmlp-normalised": (3_764_406, 4_536_606),
+    "fwcnn-open": (167_393, 121_281),
+    "fwresnet-open": (3_543_873, 3_545_153),
+    "lstm-fwmlp-open": (3_763_401, 4_535_101),
     "matching-cnn": (148_673, 38_049),
     "matching-lstm": (3_723_201, 4_444_801),
     "prototypical-cnn": (148_672, 38_048),
@@ -157,7 +160,7 @@ def test_overrides_as_they_are_typed() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"colour": "red"}, r"no setting of fwcnn-hebb called 'colour'; there are batch_norm, bias, encoder"),
+        ({"colour": "red"}, r"no setting of fwcnn-hebb called 'colour'; there are balance, batch_norm, bias"),
         ({"filters": "many"}, r"filters wants a whole number, not 'many'"),
         ({"filters": True}, r"filters wants a whole number, not True"),
         ({"label_noise": "much"}, r"label_noise wants a number"),
@@ -175,7 +178,7 @@ def test_wrong_overrides_are_named(overrides: dict[str, Any], message: str) -> N
 
 
 def test_wrong_models_and_wrong_kinds_of_items_are_named() -> None:
-    with pytest.raises(UserError, match=r"no model 'fwcnn' \(did you mean fwcnn-hebb\?\); there are fwcnn-hebb, "):
+    with pytest.raises(UserError, match=r"no model 'fwcnn' \(did you mean fwcnn-(hebb|open)\?\); there are fwcnn-hebb, "):
         preset("fwcnn", **OMNIGLOT, way=5, shot=1)
     with pytest.raises(UserError, match=r"lstm-fwmlp-hebb is for sentences, but omniglot holds images; .*fwcnn-hebb"):
         preset("lstm-fwmlp-hebb", **OMNIGLOT, way=5, shot=1)

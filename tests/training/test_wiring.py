@@ -61,6 +61,7 @@ IMAGES = {"item_shape": (8, 8, 1), "filters": 8, "layers": 3, "batch_norm": 3}
 RESNET = {"encoder": "resnet", "item_shape": (8, 8, 1), "blocks": (4, 6), "features": 8}
 SENTENCES = {"encoder": "lstm", "item_shape": (7,), "vocabulary": 20, "embedding": 4, "units": 6, "layers": 2}
 MAML = {**IMAGES, "system": "maml"}
+OPEN = {**IMAGES, "system": "open-memory"}
 REACHED = {
     ("cnn", "layers"): (IMAGES, 4, lambda learner: len(learner.encoder.convolutions)),
     ("cnn", "filters"): (IMAGES, 9, lambda learner: learner.encoder.convolutions[1].out_channels),
@@ -91,6 +92,9 @@ REACHED = {
     ("fast-weights", "width"): (IMAGES, 17, lambda learner: len(learner.hidden.slow.weight)),
     ("fast-weights", "bias"): (IMAGES, False, lambda learner: learner.hidden.slow.bias is not None),
     ("fast-weights", "label_noise"): (IMAGES, 0.02, lambda learner: learner.label_noise),
+    ("fast-weights", "balance"): (IMAGES, False, lambda learner: learner.balance),
+    ("open-memory", "width"): (OPEN, 17, lambda learner: learner.memory_width),
+    ("open-memory", "scale"): (OPEN, 20.0, lambda learner: learner.log_scale.exp().item()),
     ("maml", "inner_steps"): (MAML, 2, lambda learner: learner.inner_steps),
     ("maml", "inner_rate"): (MAML, 0.05, lambda learner: learner.inner_rate),
     ("maml", "first_order"): (MAML, True, lambda learner: learner.first_order),

@@ -48,7 +48,7 @@ def train(
     ] = None,
     change: SetOption = None,
     recipe: Annotated[
-        str, typer.Option(help="Start from the settings of a recipe, best or paper; options given here win.")
+        str, typer.Option(help="Start from the settings of a recipe, best, paper or own; options given here win.")
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Folder of the run. (default: runs/DATASET-LEARNER-...)")] = None,
     resume_run: Annotated[
@@ -156,10 +156,11 @@ def _report(training: Training, outcome: Outcome) -> None:
         raise typer.Exit(130)
     validated = f"{100 * counters.best_accuracy:.2f} % at step {counters.best_step:,}"
     seen = f"Last validation accuracy {validated}, of classes trained on."
+    of_seen = ", of classes trained on" if s.train_on_test else ""
     console.print(
         f"{seen if s.train_on_validation else f'Best validation accuracy {validated}.'}\n"
         f"Test: [bold]{outcome.test}[/bold] over {s.test_tasks:,} tasks, {s.way}-way {s.shot}-shot "
-        f"(chance {100 / s.way:.1f} %){transduction(training.learner)}."
+        f"(chance {100 / s.way:.1f} %){transduction(training.learner)}{of_seen}."
     )
     say(f"Model: {folder}/{MODEL}")
 

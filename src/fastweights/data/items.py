@@ -171,12 +171,15 @@ class Dataset:
         train = self.splits["train"]
         return len(train.visible) if isinstance(train, TextItems) else 0
 
-    def all_but_test(self) -> Items:
-        """The training and validation classes together."""
+    def with_held_out(self, *splits: str) -> Items:
+        """The training classes and those of other splits together."""
         if self.vocabulary:
-            raise UserError("train_on_validation is for images: held-out words must stay unseen.")
-        val = self.splits["val"]
-        return self.splits["train"].joined(val.rotated() if self.rotated else val)
+            raise UserError("training on validation or test classes is for images: held-out words must stay unseen.")
+        items = self.splits["train"]
+        for split in splits:
+            more = self.splits[split]
+            items = items.joined(more.rotated() if self.rotated else more)
+        return items
 
     @property
     def full_name(self) -> str:

@@ -100,7 +100,7 @@ def _take(root: Path, given: Sequence[Path], progress: Report) -> list[Finding]:
     with Files(given) as files:
         findings = [_check(files, half, progress) for half in HALVES]  # all, before anything is written
         for half, path in raw_zips(root).items():
-            drawings = _drawings(files, half).items()
+            drawings = drawings_of(files, half).items()
             write_zip(path, ((f"images_{half}/{key}", files.read(name)) for key, name in drawings))
     return findings
 
@@ -123,7 +123,7 @@ def _check(files: Files, half: str, progress: Report) -> Finding:
 
 def _read(files: Files, half: str, progress: Report) -> tuple[list[str], np.ndarray, str]:
     """One half: alphabet/character/file of every drawing, sorted, the small drawings, and the hash of the originals."""
-    names = _drawings(files, half)
+    names = drawings_of(files, half)
     shape = (SIZE * SIZE + RAW_SIZE * -(-RAW_SIZE // 8),)
     small_and_bits = decode_all(files, list(names.values()), _decode, shape, progress, f"reading {half}")
     digest = hashlib.sha256()
@@ -132,7 +132,7 @@ def _read(files: Files, half: str, progress: Report) -> tuple[list[str], np.ndar
     return list(names), small_and_bits[:, : SIZE * SIZE], digest.hexdigest()
 
 
-def _drawings(files: Files, half: str) -> dict[str, str]:
+def drawings_of(files: Files, half: str) -> dict[str, str]:
     """alphabet/character/file -> full name, sorted, of every drawing of one half; an error if any is missing."""
     counts = {name: 0 for of, name, _ in class_table() if of == half}
     found: dict[str, str] = {}

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from fastweights.data import mini_imagenet, omniglot, own, ptb, strokes
+from fastweights.data import drawings, mini_imagenet, omniglot, own, ptb, strokes
 from fastweights.data.checks import Finding
 from fastweights.data.items import Dataset
 from fastweights.data.prepared import default_data_root, find_prepared, open_dataset, read_manifest
 from fastweights.utils.errors import UserError, did_you_mean
 from fastweights.utils.progress import Report, silent
 
-BENCHMARKS: dict[str, ModuleType] = {"omniglot": omniglot, "mini-imagenet": mini_imagenet, "ptb": ptb}
+BENCHMARKS: dict[str, ModuleType] = {"omniglot": omniglot, "mini-imagenet": mini_imagenet, "ptb": ptb, "drawings": drawings}
 """Each module has NAME, VARIANTS (the default first), have_raw, get, verify and prepare."""
 NAMES = ("strokes", *BENCHMARKS)
 
@@ -37,7 +37,7 @@ def load(
         return own.load(Path(name), root, variant, progress or silent)
     variant = chosen_variant(name, variant)
     folder = find_prepared(root, prepared_name(name, variant)) or prepare(name, root, variant, progress)
-    return replace(open_dataset(folder), rotated=name == omniglot.NAME)
+    return replace(open_dataset(folder), rotated=name in (omniglot.NAME, drawings.NAME))
 
 
 def chosen_variant(name: str, variant: str) -> str:

@@ -105,6 +105,7 @@ PLAN: tuple[Step, ...] = (
     Step("the ablation figure by the paper's recipe", _ABLATION, recipe="paper"),
     Step("the pooled split of Penn Treebank", _cells((*_PTB_1, *_PTB_MORE), "lstm-fwmlp-hebb"), protocol="pooled"),
     Step("the baselines", _IMAGE_BASELINES + _cells(_PTB_1, "matching-lstm")),
+    Step("any number of classes", _cells(_OMNIGLOT_1 + _MINI_1, "fwcnn-open") + _cells(_MINI_1, "fwresnet-open")),
     Step("the normalised rule, for the stretch targets", _fast_weight_cells("normalised")),
     LEAVE_ONE_OUT_STEP,
 )

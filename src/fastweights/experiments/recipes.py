@@ -72,6 +72,11 @@ BEST: dict[str, Changes] = {
         "steps": 8_000, "tasks_per_step": 32, "train_queries": 5, "validate_every": 64_000}),
     "omniglot-20way-5shot/fwcnn-hebb": Changes({"steps": 16_000, "finetune_steps": 4_000}),
     "omniglot-20way-5shot/fwcnn-gradient*": Changes({"steps": 24_000, "finetune_steps": 4_000}),
+    # For the shipped model: as Omniglot 20-way 1-shot, a wide task asking more of a key than a narrow one.
+    "drawings-*": Changes({
+        "augment": ("affine",), "weight_decay": 0.01, "label_smoothing": 0.05, "ema_decay": 0.999, "train_way": 20,
+        "queries": 10, "train_queries": 5, "tasks_per_step": 32, "steps": 16_000, "validate_every": 64_000,
+        "test_tasks": 2_000}),
     "mini-imagenet-*": Changes({
         "augment": ("flip", "crop", "jitter"), "weight_decay": 0.02, "ema_decay": 0.99, "steps": 6_000,
         "validate_every": 32_000, "pretrain_steps": 10_000, "pretrain_batch": 512, "pretrain_optimizer": "sgd",
@@ -86,8 +91,9 @@ BEST: dict[str, Changes] = {
         "weight_decay": 0.05, "validate_every": 1_600, "pretrain_steps": 20_000, "pretrain_batch": 256,
         "pretrain_rotation": True}, {"dropout": 0.1}),
     # The layers above a pre-trained ResNet start from scratch: a small learning rate protects the encoder.
-    "mini-imagenet-*/fwresnet-normalised": Changes({
-        "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "key_norm": 3.0, "freeze_encoder_steps": 50}),
+    **{f"mini-imagenet-*/fwresnet-{rule}": Changes({
+        "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "key_norm": 3.0, "freeze_encoder_steps": 50})
+       for rule in ("normalised", "open")},
     "mini-imagenet-5way-5shot/fwresnet-gradient*": Changes({
         "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "steps": 800}),
     "ptb-*": Changes({

@@ -105,6 +105,10 @@ class Learner(nn.Module):
         """The state as if no example of this label had been described; the label keeps its place in the logits."""
         raise UserError(f"{self._name} cannot forget a class; describe the task again without it.")
 
+    def forget_examples(self, state: State, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The state as if these examples (T, m, *item) with labels (T, m) had not been described."""
+        raise UserError(f"{self._name} cannot forget single examples; forget their class, or describe the task again.")
+
     def scale_keys(self, factor: Tensor | float) -> None:
         """Multiply keys by a constant from now on."""
         raise UserError(f"{self._name} does not scale its keys.")
@@ -185,6 +189,11 @@ class KeyLearner(Learner):
     def way_of(self, state: State) -> int:
         """The number of classes of a state."""
         raise NotImplementedError
+
+    def memory_keys(self, x: Tensor) -> Tensor:
+        """Items (T, n, *item) as the memory binds and compares them (T, n, E): their keys, if no layer is between."""
+        self.check_items(x)
+        return self.embed(x)
 
     @property
     def can_extend(self) -> bool:

@@ -7,6 +7,7 @@ Our readings: the label projection stays fixed, label noise is for training only
 loss is the mean over queries where the paper sums them (the same to Adam).
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from fastweights.learners.base import KeyLearner
 from fastweights.learners.checks import State, check_label, check_way
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import add_slots, bound_logits, draw_slots
+from fastweights.nn import memory
 from fastweights.nn.init import SLOPE, Shapes
 from fastweights.nn.layers import FastLinear, disturbed
 from fastweights.nn.rules import RULES
@@ -53,7 +55,15 @@ class FastWeightsSettings(Settings):
     """Whether the slow paths of the top layers have biases."""
     label_noise: float = option(0.0, at_least=0)
     """Uniform noise added to the one-hot labels in training, at most this much either way."""
+    balance: bool = option(True)
+    """Whether class sums are weighted by mean count / count where classes have unequally many examples; without it, as in
+    the paper, a class with twice as many examples drowns the others."""
 
+
+UNCOUNTED = (
+    "this state is of an older version and does not say how many examples each class has: it is taken as it is, not "
+    "balanced; describe the task again to have its classes count alike."
+)
 
 FAMILIES = {
     "fwcnn": ("cnn", "fwCNN", {}),
@@ -84,6 +94,9 @@ class FastWeights(KeyLearner):
     memory of the lower one is written first and the upper one's keys are computed through it. A class that was
     forgotten has the logit that the slow path alone gives it. Keys are multiplied by `key_scale`, a constant that a
     training may choose: read-outs grow with the square of the keys' norm, and those of a pre-trained encoder are large.
+
+    A state holds how many examples each class has. Tasks drawn for training have equally many, so that there is nothing
+    to balance; outside of training classes count alike whatever their numbers, unless `balance` is off.
     """
 
     Settings = FastWeightsSettings
@@ -94,6 +107,7 @@ class FastWeights(KeyLearner):
         super().__init__()
         s = FastWeightsSettings(**options)
         self.encoder, self.slots, self.placement, self.label_noise = encoder, slots, s.placement, s.label_noise
+        self.balance = s.balance
         self.register_buffer("key_scale", torch.ones(()))
         inputs = int(encoder.width)  # type: ignore[arg-type]
         hidden, output = PLACEMENTS[s.placement]
@@ -128,35 +142,61 @@ class FastWeights(KeyLearner):
         check_way(way, self.slots)
         slots = draw_slots(len(keys), way, self.slots, keys.device, shuffled=self.training)
         one_hots = self._one_hots(slots, labels, keys.dtype)
-        signal = self.errors(keys, labels, slots) if self.needs_errors else disturbed(one_hots, self._noise)
-        state = {"slots": slots, **named("hidden", self.hidden.write(keys, signal))}
+        counts = count(labels, way, keys.dtype)
+        signal = disturbed(one_hots, self._noise)
+        if self.needs_errors:
+            signal = self.errors(keys, labels, slots)
+            if self._balances:
+                signal = signal * memory.balance(counts).gather(1, labels).unsqueeze(-1)
+        state = {"slots": slots, "counts": counts, **named("hidden", self.hidden.write(keys, signal))}
         if self.output.rule is not None:
-            state |= named("output", self.output.write(self.hidden(keys, part(state, "hidden")), one_hots))
+            hidden = self.hidden(keys, part(state, "hidden"), self._weights(state, self.hidden))
+            state |= named("output", self.output.write(hidden, one_hots))
         return state
 
     @property
     def state_shapes(self) -> Shapes:
-        shapes: dict[str, tuple[int | None, ...]] = {"slots": (None,)}
+        shapes: dict[str, tuple[int | None, ...]] = {"slots": (None,), "counts": (None,)}
         for name, layer in self._layers.items():
             for trace, shape in layer.trace_shapes.items():
                 shapes[f"{name}.{trace}"] = shape
         return shapes
 
+    def check_state(self, state: State, x: Tensor | None = None) -> None:
+        uncounted = {"counts", *state} == set(self.state_shapes) and "counts" not in state
+        super().check_state({**state, "counts": state["slots"]} if uncounted else state, x)
+        if uncounted and self.balance:
+            warnings.warn(UNCOUNTED, stacklevel=3)
+
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
-        hidden = self.hidden(queries, part(state, "hidden"))
-        return bound_logits(self.output(hidden, part(state, "output")), state["slots"])
+        hidden = self.hidden(queries, part(state, "hidden"), self._weights(state, self.hidden))
+        logits = self.output(hidden, part(state, "output"), self._weights(state, self.output))
+        return bound_logits(logits, state["slots"])
+
+    @property
+    def _balances(self) -> bool:
+        return self.balance and not self.training
+
+    def _weights(self, state: State, layer: FastLinear) -> Tensor | None:
+        """What balances the label slots (T, C) of a layer's memory; None where nothing is to be balanced."""
+        rule = layer.rule
+        if rule is None or rule.needs_errors or not rule.adds_up or not self._balances or "counts" not in state:
+            return None
+        slots = state["slots"]
+        return state["counts"].new_zeros(len(slots), self.slots).scatter(1, slots, memory.balance(state["counts"]))
 
     def recall(self, state: State, query_x: Tensor) -> Tensor | None:
         if self.needs_errors:
             return None
         layer, trace, keys = self._memory(state, query_x)
         assert layer.rule is not None
-        return bound_logits(layer.rule.read(trace, keys), state["slots"])
+        answer, weights = layer.rule.read(trace, keys), self._weights(state, layer)
+        return bound_logits(answer if weights is None else answer * weights.unsqueeze(1), state["slots"])
 
     def read_out(self, state: State, query_x: Tensor) -> Tensor | None:
         layer, trace, keys = self._memory(state, query_x)
-        return layer.read(trace, keys)
+        return layer.read(trace, keys, self._weights(state, layer))
 
     def _memory(self, state: State, query_x: Tensor) -> tuple[FastLinear, dict[str, Tensor], Tensor]:
         """The lowest layer with fast weights, what it keeps of the tasks, and its inputs for some items."""
@@ -177,7 +217,11 @@ class FastWeights(KeyLearner):
             one_hots = disturbed(one_hots, self._noise)
         else:
             keys = self.hidden(keys, {})
-        return {"slots": slots, **named(name, self._layers[name].extend(part(state, name), keys, one_hots))}
+        grown = {"slots": slots}
+        if "counts" in state:
+            before = F.pad(state["counts"], (0, slots.shape[1] - state["counts"].shape[1]))
+            grown["counts"] = before + count(labels, slots.shape[1], keys.dtype)
+        return grown | named(name, self._layers[name].extend(part(state, name), keys, one_hots))
 
     def way_of(self, state: State) -> int:
         return state["slots"].shape[1]
@@ -189,7 +233,10 @@ class FastWeights(KeyLearner):
         rule = self._layers[name].rule
         assert rule is not None
         slot = F.one_hot(state["slots"][:, label], self.slots)
-        return {"slots": state["slots"], **named(name, rule.forget(part(state, name), slot))}
+        kept = {"slots": state["slots"]}
+        if "counts" in state:
+            kept["counts"] = state["counts"] * (torch.arange(self.way_of(state), device=slot.device) != label)
+        return kept | named(name, rule.forget(part(state, name), slot))
 
     def errors(self, keys: Tensor, labels: Tensor, slots: Tensor) -> Tensor:
         """Of each example, the gradient of its cross-entropy by the fully connected layer's outputs before activation.
@@ -226,6 +273,11 @@ class FastWeights(KeyLearner):
 
 def _layer(inputs: int, outputs: int, slots: int, rule: str, *, fast: bool, **options: Any) -> FastLinear:
     return FastLinear(inputs, outputs, slots, rule=RULES[rule]() if fast else None, **options)
+
+
+def count(labels: Tensor, way: int, dtype: torch.dtype) -> Tensor:
+    """How many examples (T, N) each class has, of labels (T, n)."""
+    return F.one_hot(labels, way).sum(1).to(dtype)
 
 
 def named(layer: str, trace: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -65,17 +65,22 @@ class FastLinear(nn.Module):
         assert self.rule is not None
         return self.rule.extend(trace, *self._truncate(keys, labels))
 
-    def read(self, trace: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The memory's answer to x (T, q, D), before the activation: M'x (T, q, E)."""
+    def read(self, trace: Mapping[str, Tensor], x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The memory's answer to x (T, q, D), before the activation: M'x (T, q, E).
+
+        Weights (T, C) of the label slots, if given, multiply what a rule that learns from labels keeps of each.
+        """
         assert self.rule is not None
         answer = self.rule.read(trace, x)
+        if weights is not None:
+            answer = answer * weights.unsqueeze(1)
         return answer if self.projection is None else answer @ self.projection
 
-    def forward(self, x: Tensor, trace: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, trace: Mapping[str, Tensor], weights: Tensor | None = None) -> Tensor:
         if self.rule is None:
             assert self.slow is not None
             return self.activate(self.slow(x))
-        fast = self.activate(self.read(trace, x))
+        fast = self.activate(self.read(trace, x, weights))
         return fast if self.slow is None else self.activate(self.slow(x)) + fast
 
     def activate(self, x: Tensor) -> Tensor:

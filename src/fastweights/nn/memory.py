@@ -13,7 +13,12 @@ of D E, and a task's state is S. Adding examples adds to S, forgetting a class z
 `read_sums` are that form; `write` and `read` are the general one.
 """
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+ONE_HOTS = 2**22
+"""Class sums are computed with one-hots (the same numbers on every run, also on a GPU) unless these would be more numbers."""
 
 
 def write(keys: Tensor, values: Tensor, rate: float = 1.0) -> Tensor:
@@ -49,3 +54,24 @@ def read_sums(sums: Tensor, queries: Tensor, projection: Tensor | None = None) -
     """
     association = queries @ sums.mT
     return association if projection is None else association @ projection
+
+
+def sum_by_class(keys: Tensor, labels: Tensor, way: int) -> tuple[Tensor, Tensor]:
+    """Sums (..., N, D) of keys (..., n, D) by label (..., n), and how many there are of each (..., N)."""
+    if labels.numel() * way <= ONE_HOTS:
+        one_hots = F.one_hot(labels, way).to(keys.dtype)
+        return write_sums(keys, one_hots), one_hots.sum(-2)
+    places = labels.unsqueeze(-1).expand_as(keys)
+    sums = keys.new_zeros(*keys.shape[:-2], way, keys.shape[-1]).scatter_add(-2, places, keys)
+    return sums, keys.new_zeros(*labels.shape[:-1], way).scatter_add(-1, labels, keys.new_ones(labels.shape))
+
+
+def balance(counts: Tensor) -> Tensor:
+    """What to multiply class sums by so that all classes count alike: mean count / count (..., N), 0 for an empty class.
+
+    A class with twice as many examples would otherwise have a sum twice as long, and draw the queries of all others.
+    Equal counts give exactly 1. The mean is over the classes that have examples.
+    """
+    there = counts > 0
+    mean = counts.sum(-1, keepdim=True) / there.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(there, mean / counts.clamp(min=1), 0.0)

@@ -35,6 +35,8 @@ class Rule(nn.Module):
 
     needs_errors = False
     """Whether `write` is given the errors at the layer's outputs instead of labels."""
+    adds_up = False
+    """Whether a class weighs the more the more examples it has, so that its answers want balancing."""
 
     def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
         """The tensors of a trace, behind the task dimension, by C, D and E; None is any size."""
@@ -60,6 +62,8 @@ class Rule(nn.Module):
 class Hebb(Rule):
     """The paper's rule (eq. 1-3): summed outer products. Write n C D, read q C (D + E), memory C D."""
 
+    adds_up = True
+
     def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
         return {"sums": (slots, inputs)}
 
@@ -82,6 +86,8 @@ class Normalised(Hebb):
     Every class then counts alike, whatever the number and the norms of its keys and however well they agree. The scale
     starts at 10, about the size of the slow path's activations. Costs as `Hebb`, and (C + q) D for the norms.
     """
+
+    adds_up = False
 
     def __init__(self, scale: float = 10.0) -> None:
         super().__init__()
@@ -157,7 +163,7 @@ class Gradient(Rule):
     in registers, in float32; that can be differentiated once only.
     """
 
-    needs_errors = True
+    needs_errors = adds_up = True
     HIDDEN = 40
     BLOCK = 2**20
     """Coordinates mapped at a time: 160 MiB for each of the MLP's activations in float32."""

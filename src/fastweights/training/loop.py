@@ -93,7 +93,8 @@ class Training:
         self._check_learner()
         self.items = {name: items.to(device) for name, items in dataset.splits.items()}
         if settings.train_on_validation:
-            self.items["train"] = dataset.all_but_test().to(device)
+            held_out = ("val", "test") if settings.train_on_test else ("val",)
+            self.items["train"] = dataset.with_held_out(*held_out).to(device)
         self.ranks, self.device = ranks, self.items["train"].device
         self.cache = EncoderCache(self.folder / PRETRAINED) if cache is None and self.folder is not None else cache
         if not self.learner_settings.encoder:  # nobody knows what an encoder from outside depends on

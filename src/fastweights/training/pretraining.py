@@ -134,5 +134,7 @@ def dependencies(learner: LearnerSettings, training: TrainSettings) -> dict[str,
         of_encoder["system"] = learner.system
     if training.train_on_validation:  # named only where it is so: caches from before it existed stay valid
         of_training["train_on_validation"] = True
+    if training.train_on_test:
+        of_training["train_on_test"] = True
     named = {**NAMED_ONCE, **filters, **of_encoder, **learner.of_encoder.to_json(), **of_training}
     return retired.former(named)

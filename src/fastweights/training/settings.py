@@ -95,6 +95,9 @@ class TrainSettings(Settings):
     train_on_validation: bool = option(False)
     """Whether validation classes are trained on, too: for a final run, once everything is chosen. The last weights are
     kept then, since validation says nothing of unseen classes any more."""
+    train_on_test: bool = option(False)
+    """Whether test classes are trained on, too: for a model to be used, not for a number. Its test accuracy says nothing of
+    unseen classes; train a twin without it for that."""
     precision: str = option("float32", choices=("float32", "bfloat16"), on_command_line=False)
     """What the encoder computes in."""
     seed: int = option(0, at_least=0, below=2**63)
@@ -107,6 +110,8 @@ class TrainSettings(Settings):
         for name in ("finetune_steps", "freeze_encoder_steps"):
             if getattr(self, name) > self.steps:
                 raise UserError(f"{name} must be from 0 to all {self.steps} steps, not {getattr(self, name)}.")
+        if self.train_on_test and not self.train_on_validation:
+            raise UserError("train_on_test goes with train_on_validation: such a model is trained on all classes.")
         if self.key_norm and self.classifier_weight:
             raise UserError("key_norm and classifier_weight exclude each other: one head cannot see keys of two norms.")
         if self.augment or self.class_augment:
