@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastweights.learners.registry import COMMON, SYSTEMS, LearnerSettings, names_of
+from fastweights.learners.registry import COMMON, PRESETS, SYSTEMS, LearnerSettings, names_of, reads_text
 from fastweights.nn.encoders import ENCODERS
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.tokens import BLANK
@@ -19,6 +19,14 @@ def small_settings(system: str = "fast-weights", encoder: str = "cnn", **options
     known = {*COMMON, *(name for kind in kinds for name in names_of(kind))}
     chosen = {"filters": 4, "layers": 2, "width": 10, **options}
     return LearnerSettings(system, encoder, **{name: value for name, value in chosen.items() if name in known})
+
+
+def reads_images(system: str) -> bool:
+    """Whether a system is for images: all are, but those whose every preset is for sentences."""
+    return not all(reads_text(name) for name, chosen in PRESETS.items() if chosen.system == system)
+
+
+IMAGE_SYSTEMS = [system for system in SYSTEMS if reads_images(system)]
 
 
 def labels(way: int, each: int, tasks: int) -> Tensor:

@@ -58,3 +58,15 @@ def test_first_order_gradients_and_the_paper_s_ablation_come_after_the_hebb_step
 
 def test_a_retired_variant_names_its_cell():
     assert parse_cell("omniglot-5way-1shot/fwcnn-hebb/no-averaging")[2] == "no-ema"
+
+
+def test_every_other_system_is_run_by_its_own_recipe_one_shot_first():
+    [step] = [step for step in PLAN if step.recipe == "own"]
+    assert step.what == "every other system by its own recipe"
+    shots = ["-1shot/" in cell for cell in step.cells]
+    assert shots == sorted(shots, reverse=True)
+    assert {"omniglot-20way-5shot/maml-cnn", "ptb-5way-3shot/matching-lstm"} <= set(step.cells)
+    assert "mini-imagenet-5way-5shot/prototypical-cnn" not in step.cells  # the paper has no such number
+    assert not any("/fw" in cell or "fwmlp" in cell for cell in step.cells)
+    assert len(step.cells) == len(set(step.cells))
+    assert {run.recipe for run in choose(["omniglot-5way-1shot/maml-cnn"], 1)} == {"best", "own"}

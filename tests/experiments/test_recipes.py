@@ -3,16 +3,20 @@
 from fastweights.experiments.plan import whole_plan
 from fastweights.experiments.recipes import (
     LEAVE_ONE_OUT,
+    OWN,
     PAPER,
     RECIPES,
     TASKS,
+    VALIDATIONS,
     VARIANTS,
     Changes,
     changes_of,
     leave_one_out_of,
     origins,
+    settings_by,
 )
-from fastweights.learners.registry import check_overrides
+from fastweights.experiments.tables import FAMILIES, TABLES, parse_experiment
+from fastweights.learners.registry import PRESETS, LearnerSettings, Preset, check_overrides, count_parameters
 from fastweights.training.settings import TrainSettings
 
 TASKS_THEN = {
@@ -39,12 +43,13 @@ def test_the_recipe_of_the_paper_is_frozen():
 
 
 def test_recipes_are_settings_that_exist():
+    cells = {(run.training, run.learner, run.variant) for run in whole_plan(1)}
+    cells |= {(*cell, variant) for cell in {cell[:2] for cell in cells} for variant in leave_one_out_of(*cell)}
     for recipe in RECIPES:
-        for run in whole_plan(1):
-            for variant in {run.variant, *leave_one_out_of(run.training, run.learner)}:
-                changes = changes_of(recipe, run.training, run.learner, variant)
-                check_overrides(run.learner, changes.learner)
-                TrainSettings(**changes.training)
+        for training, learner, variant in cells:
+            changes = changes_of(recipe, training, learner, variant)
+            check_overrides(learner, changes.learner)
+            TrainSettings(**changes.training)
     assert "truncated" not in LEAVE_ONE_OUT
     assert "no-pretraining" in LEAVE_ONE_OUT
 
@@ -123,3 +128,97 @@ def test_recipes_apply_to_datasets_that_are_not_the_paper_s():
     assert "queries" not in found.training
     few = changes_of("best", "strokes-5way-1shot", "fwcnn-hebb", "paper-tasks-per-step").training
     assert few["validate_every"] == TrainSettings().validate_every * 4 // 64
+
+
+# ---- every system by its own recipe
+
+IMAGES = {"omniglot": (28, 28, 1), "mini-imagenet": (84, 84, 3)}
+
+
+def by_own(training: str, learner: str) -> tuple[LearnerSettings, TrainSettings]:
+    shape = IMAGES[parse_experiment(training).dataset]
+    return settings_by("own", training, learner, "", shape, 0, {"dataset": parse_experiment(training).dataset})
+
+
+def test_by_own_the_preset_s_training_comes_before_what_is_chosen_by_benchmark(monkeypatch):
+    training = {"learning_rate": 3e-4, "steps": 800, "tasks_per_step": 10}
+    monkeypatch.setitem(PRESETS, "odd", Preset("a system", training=training, system="matching"))
+    monkeypatch.setitem(OWN, "omniglot-20way-*/odd", Changes({"steps": 400}))
+    found = origins("own", "omniglot-20way-1shot", "odd").training
+    assert found["learning_rate"] == (3e-4, "model odd")
+    assert found["steps"] == (400, "own, omniglot-20way-*/odd")
+    assert found["test_tasks"] == (10_000, "tasks, omniglot-*")
+    assert found["schedule"] == ("constant", "paper, *")  # what nobody chose
+    assert found["validate_every"] == (400 * 10 // VALIDATIONS, "40 validations")
+    assert "model odd" not in {where for _, where in origins("best", "omniglot-20way-1shot", "odd").training.values()}
+    monkeypatch.setitem(PRESETS, "odd", Preset("a system", training={"validate_every": 7}, system="matching"))
+    assert origins("own", "omniglot-5way-1shot", "odd").training["validate_every"] == (7, "model odd")
+
+
+def test_by_own_the_test_tasks_are_those_of_all_recipes():
+    """An author's tasks in training are `train_way`, `train_shot` and `train_queries`."""
+    for name in PRESETS:
+        for training in ("omniglot-5way-1shot", "mini-imagenet-5way-5shot", "ptb-5way-1shot"):
+            own, best = (changes_of(recipe, training, name).training for recipe in ("own", "best"))
+            assert {"way", "shot"}.isdisjoint(own)
+            assert all(own[setting] == best[setting] for setting in ("queries", "test_tasks"))
+
+
+def test_what_an_author_leaves_open_is_as_in_the_paper():
+    cell = "omniglot-5way-1shot", "siamese-cnn"
+    own, paper = changes_of("own", *cell), changes_of("paper", *cell)
+    assert {**own.training, "validate_every": paper.training["validate_every"]} == paper.training
+    assert own.learner == {}
+
+
+def test_every_system_can_be_built_by_its_own_recipe():
+    """Of each row of the tables, for the tasks of its first column: settings that exist and fit together."""
+    for name, table in TABLES.items():
+        shape, vocabulary = ((20,), 50) if name == "ptb" else (IMAGES[name], 0)
+        for row in (row for row in table.rows if row.learner in PRESETS and not row.learner.startswith(FAMILIES)):
+            training = parse_experiment(table.experiments[0]).training
+            learner, s = settings_by("own", training, row.learner, "", shape, vocabulary, {"dataset": name})
+            assert count_parameters(learner) > 0
+            assert learner.slots >= s.slots
+
+
+def test_maml_by_its_own_recipe():
+    """Finn et al. (2017), appendix A.1."""
+    steps = {}
+    for training in ("omniglot-5way-1shot", "omniglot-20way-5shot", "mini-imagenet-5way-1shot"):
+        learner, s = by_own(training, "maml-cnn")
+        assert (learner.layers, learner.slope, learner.first_order) == (4, 0.0, False)
+        assert (s.steps, s.learning_rate, s.schedule) == (60_000, 1e-3, "constant")
+        tests = learner.test_steps or learner.inner_steps
+        steps[training] = learner.filters, s.tasks_per_step, learner.inner_steps, learner.inner_rate, tests
+        assert s.training_task == (s.way, s.shot, 15 if training.startswith("mini") else s.shot)
+    assert steps == {
+        "omniglot-5way-1shot": (64, 32, 1, 0.4, 3),
+        "omniglot-20way-5shot": (64, 16, 5, 0.1, 5),
+        "mini-imagenet-5way-1shot": (32, 4, 5, 0.01, 10),
+    }
+    assert by_own("mini-imagenet-5way-5shot", "maml-cnn")[1].tasks_per_step == 2
+    first_order, _ = by_own("mini-imagenet-5way-1shot", "maml-first-order-cnn")
+    assert (first_order.first_order, first_order.test_steps) == (True, 10)
+
+
+def test_prototypical_networks_by_their_own_recipe():
+    """Snell et al. (2017), section 3."""
+    for training, way, queries in (
+        ("omniglot-5way-1shot", 60, 5),
+        ("omniglot-20way-5shot", 60, 5),
+        ("mini-imagenet-5way-1shot", 30, 15),
+        ("mini-imagenet-5way-5shot", 20, 15),
+    ):
+        learner, s = by_own(training, "prototypical-cnn")
+        assert (learner.layers, learner.filters, learner.slope) == (4, 64, 0.0)
+        assert (s.learning_rate, s.schedule, s.halve_every, s.tasks_per_step) == (1e-3, "halving", 2_000, 1)
+        assert s.training_task == (way, s.shot, queries)
+
+
+def test_matching_networks_by_their_own_recipe():
+    for name in ("matching-cnn", "matching-cnn-fce"):
+        learner, s = by_own("mini-imagenet-5way-1shot", name)
+        assert (learner.layers, learner.filters, learner.slope) == (4, 64, 0.0)
+        assert (s.steps, s.tasks_per_step, s.pretrain_steps, s.augment) == (50_000, 4, 0, ())
+    assert changes_of("own", "ptb-5way-1shot", "matching-lstm").learner == {}

@@ -120,6 +120,19 @@ def test_all_tasks_at_once_are_one_task_at_a_time(first_order: bool, batch_norm:
         torch.set_default_dtype(torch.float32)
 
 
+def test_at_test_it_takes_as_many_steps_as_it_is_told() -> None:
+    learner, episode = narrow(batch_norm=0), tiny.noise_episode()
+    in_training, same = learner(episode), learner.eval()(episode)
+    torch.testing.assert_close(in_training, same)
+    learner.test_steps = 5
+    learner.train()
+    torch.testing.assert_close(learner(episode), in_training)
+    more = learner.eval()(episode)
+    learner.test_steps, learner.inner_steps = 0, 5
+    torch.testing.assert_close(more, learner(episode))
+    assert not torch.allclose(more, in_training, atol=1e-3)
+
+
 def test_the_description_is_learned() -> None:
     learner, episode = narrow().eval(), tiny.noise_episode()
     learner.inner_steps, learner.inner_rate = 30, 0.3

@@ -13,7 +13,7 @@ from fastweights.learners import Learner, build_learner
 from fastweights.learners.base import UNSEEN
 from fastweights.learners.checks import count_classes
 from fastweights.learners.examples import PixelNearestNeighbour
-from fastweights.learners.registry import SYSTEMS, LearnerSettings
+from fastweights.learners.registry import LearnerSettings
 from fastweights.learners.saved import load_state, save_state
 from fastweights.learners.slots import add_slots
 from fastweights.utils.devices import ITEMS_AT_ONCE
@@ -42,7 +42,7 @@ FIXED = {
     "gradient": narrow(rule="gradient"),
     "fc+softmax": narrow(placement="fc+softmax"),
 }
-for system in SYSTEMS:  # the others say themselves whether they can extend and forget
+for system in tiny.IMAGE_SYSTEMS:  # the others say themselves whether they can extend and forget
     if system != "fast-weights":
         (CHANGEABLE if narrow(system=system)().can_extend else FIXED)[system] = narrow(system=system)
 

@@ -114,7 +114,14 @@ def test_what_pretraining_depends_on_makes_another_encoder(change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"filters": 8}, {"encoder": "resnet"}, {"encoder": "resnet", "dropout": 0.1}, {"item_shape": (9, 9, 1)}]
+    "change",
+    [
+        {"filters": 8},
+        {"slope": 0.0},
+        {"encoder": "resnet"},
+        {"encoder": "resnet", "dropout": 0.1},
+        {"item_shape": (9, 9, 1)},
+    ],
 )
 def test_what_the_encoder_is_made_of_makes_another_encoder(change):
     learner, training = LearnerSettings(), TrainSettings(pretrain_steps=5)

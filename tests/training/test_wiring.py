@@ -62,6 +62,29 @@ RESNET = {"encoder": "resnet", "item_shape": (8, 8, 1), "blocks": (4, 6), "featu
 SENTENCES = {"encoder": "lstm", "item_shape": (7,), "vocabulary": 20, "embedding": 4, "units": 6, "layers": 2}
 MAML = {**IMAGES, "system": "maml"}
 OPEN = {**IMAGES, "system": "open-memory"}
+
+
+def by_name(name):
+    return lambda learner: getattr(learner, name)
+
+
+def information(learner):
+    return "df" if learner.by_feedback else "gradient"
+
+
+def reach(learner):
+    """The shots that the temporal convolutions of a SNAIL of four classes reach over."""
+    dilations = [layer.dilation for layer in learner.layers if hasattr(layer, "dilation")]
+    return (2 * max(dilations) - 1) // 4
+
+
+ADAPTIVE = {
+    "map_units": (7, lambda learner: learner.output_map.mlp[0].out_features),
+    "similarity": ("cosine", None),
+    "first_order": (False, None),
+}
+ABOVE = {"width": (17, lambda learner: learner.hidden.out_features), "information": ("gradient", information)}
+SHIFTED = {"shifted": (1, lambda learner: len(learner.shifted_layers))}
 REACHED = {
     ("cnn", "layers"): (IMAGES, 4, lambda learner: len(learner.encoder.convolutions)),
     ("cnn", "filters"): (IMAGES, 9, lambda learner: learner.encoder.convolutions[1].out_channels),
@@ -94,7 +117,53 @@ REACHED = {
     ("fast-weights", "label_noise"): (IMAGES, 0.02, lambda learner: learner.label_noise),
     ("fast-weights", "balance"): (IMAGES, False, lambda learner: learner.balance),
     ("open-memory", "width"): (OPEN, 17, lambda learner: learner.memory_width),
+    ("open-memory", "layer"): (OPEN, "none", lambda learner: "fresh" if learner.hidden is not None else "none"),
     ("open-memory", "scale"): (OPEN, 20.0, lambda learner: learner.log_scale.exp().item()),
+    ("cnn", "slope"): (IMAGES, 0.0, lambda learner: learner.encoder.slope),
+    ("pixels", "size"): ({"encoder": "pixels", "item_shape": (8, 8, 1)}, 4, lambda learner: learner.encoder.size),
+    **{
+        (system, name): ({**others, "system": system}, value, find)
+        for system, others, settings in (
+            (
+                "hebbian-softmax",
+                IMAGES,
+                {
+                    "presentations": (3, None),
+                    "rate": (0.2, None),
+                    "least_mixing": (0.3, None),
+                    "mixing_limit": (4, None),
+                },
+            ),
+            ("siamese", IMAGES, {"width": (17, None)}),
+            ("matching-fce", IMAGES, {"reads": (2, None)}),
+            ("maml", IMAGES, {"test_steps": (2, None)}),
+            ("meta-lstm", IMAGES, {"inner_steps": (3, None), "hidden": (6, lambda learner: learner.optimiser.hidden)}),
+            ("metanet", IMAGES, {"parts": (3, None), "width": (17, lambda learner: len(learner.base.hidden.weight))}),
+            (
+                "mann",
+                IMAGES,
+                {
+                    **dict.fromkeys(("places", "place_width", "heads"), (6, None)),
+                    "usage_decay": (0.5, None),
+                    "controller_units": (9, by_name("units")),
+                    "sharpened": (False, lambda learner: learner.strengths is not None),
+                },
+            ),
+            (
+                "snail",
+                {**IMAGES, "slots": 4},
+                {
+                    "width": (17, lambda learner: learner.embedding.out_features),
+                    "temporal_filters": (9, lambda learner: learner.layers[1].outputs - learner.layers[0].outputs),
+                    "shots": (3, reach),
+                },
+            ),
+            ("adaptive", IMAGES, {**ADAPTIVE, **ABOVE, **SHIFTED}),
+            ("lstm-adaffn", SENTENCES, {**ADAPTIVE, **ABOVE}),
+            ("adalstm", SENTENCES, {**ADAPTIVE, "information": ("df", information)}),
+        )
+        for name, (value, find) in {n: (v, f or by_name(n)) for n, (v, f) in settings.items()}.items()
+    },
     ("maml", "inner_steps"): (MAML, 2, lambda learner: learner.inner_steps),
     ("maml", "inner_rate"): (MAML, 0.05, lambda learner: learner.inner_rate),
     ("maml", "first_order"): (MAML, True, lambda learner: learner.first_order),

@@ -9,7 +9,6 @@ import torch
 from rich.progress import Progress
 
 from fastweights import data as datasets
-from fastweights.cli.progress import bars
 from fastweights.data import Dataset
 from fastweights.learners import Learner, LearnerSettings
 from fastweights.learners.outside import find, is_outside, make, preset_of
@@ -17,7 +16,7 @@ from fastweights.learners.registry import SYSTEMS, parse_overrides, preset
 from fastweights.learners.saved import MODEL, Saved, load, load_learner
 from fastweights.training.checkpoint import training_of
 from fastweights.training.settings import TrainSettings
-from fastweights.utils.console import console, say
+from fastweights.utils.console import bars, console, say
 from fastweights.utils.errors import UserError, unknown
 
 

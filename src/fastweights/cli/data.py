@@ -12,7 +12,6 @@ from rich.table import Table
 from fastweights.cli.common import load_dataset, require_no_picture_of_texts
 from fastweights.cli.evaluate import sentences_table
 from fastweights.cli.options import RootOption as Root
-from fastweights.cli.progress import bars
 from fastweights.data import registry as named
 from fastweights.data.checks import Finding
 from fastweights.data.images import contact_sheet
@@ -20,6 +19,7 @@ from fastweights.data.items import Dataset, TextItems
 from fastweights.data.prepared import default_data_root, is_writable, require_intact
 from fastweights.data.sources import write_whole
 from fastweights.tasks.episodes import EpisodeSampler
+from fastweights.utils.console import bars
 from fastweights.utils.errors import UserError, unknown
 from fastweights.utils.files import picture_format
 

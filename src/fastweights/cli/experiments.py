@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fastweights.cli.options import DeviceOption, PrecisionOption, RootOption
-from fastweights.cli.progress import ProgressBar, bars
+from fastweights.cli.progress import ProgressBar
 from fastweights.experiments import ledger as ledgers
 from fastweights.experiments import run as work
 from fastweights.experiments import search as searching
@@ -17,7 +17,7 @@ from fastweights.experiments.report import write as reports  # deferred: matplot
 from fastweights.experiments.run import Workspace, estimate, find_commit
 from fastweights.experiments.tables import parse_experiment
 from fastweights.training.logs import Sink
-from fastweights.utils.console import console, say
+from fastweights.utils.console import bars, console, say
 from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import choose_precision
@@ -39,7 +39,7 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds of each cell, from 0 on.")] = 5,
     budget: Annotated[str, typer.Option(help="Time to spend: 90s, 9m, 2h. (default: no end)")] = "",
-    recipe: Annotated[str, typer.Option(help="Only this one: best or paper.")] = "",
+    recipe: Annotated[str, typer.Option(help="Only this one: best, paper or own.")] = "",
     learner: Annotated[str, typer.Option(help="Only this model.")] = "",
     protocol: Annotated[str, typer.Option(help="Only this division of the text: standard or pooled.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with the times of earlier runs.")] = False,

@@ -22,12 +22,23 @@ from fastweights.utils.console import say
 from fastweights.utils.errors import UserError, did_you_mean
 
 PANELS = {
-    "Use": {"demo": "demo", "models": "models", "evaluate": "evaluate", "episodes": "evaluate"},
-    "Train": {"train": "train", "recipe": "models", "data": "data"},
+    "Use": {
+        "learn": "classifier",
+        "predict": "classifier",
+        "add": "classifier",
+        "forget": "classifier",
+        "inspect": "classifier",
+        "demo": "demo",
+        "models": "models",
+        "evaluate": "evaluate",
+        "episodes": "evaluate",
+    },
+    "Train": {"train": "train", "recipe": "models", "data": "data", "pack": "classifier"},
     "Research": {
         "bench": "bench",
         "search": "experiments",
         "reproduce": "experiments",
+        "oracle": "oracle",
         "report": "experiments",
         "results": "experiments",
     },

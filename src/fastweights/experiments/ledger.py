@@ -20,7 +20,7 @@ import torch
 from fastweights.evaluation import Evaluation
 from fastweights.experiments.plan import Key
 from fastweights.experiments.recipes import RECIPES, VARIANTS, Settings, settings_by
-from fastweights.experiments.tables import parse_experiment
+from fastweights.experiments.tables import ORACLE, parse_experiment
 from fastweights.learners.registry import PRESETS, LearnerSettings, build_learner
 from fastweights.training.settings import TrainSettings
 from fastweights.utils import retired
@@ -93,7 +93,7 @@ class _OfRun(Record):
     def check(self) -> None:
         experiment = parse_experiment(self.experiment)
         known = {
-            "learner": self.learner in PRESETS,
+            "learner": self.learner in {ORACLE, *PRESETS},
             "variant": self.variant == "" or self.variant in VARIANTS,
             "recipe": self.recipe in RECIPES,
             "seed": self.seed >= 0,
@@ -290,6 +290,8 @@ CELL_SETTINGS = frozenset(["dataset", "variant", "data_hash", "way", "shot", "pr
 
 def follows_recipe(line: Line) -> bool:
     """Whether a run has the settings that its recipe has now; if not, its command no longer gives its number."""
+    if line.learner == ORACLE:  # which follows no recipe
+        return True
     cell = line.recipe, parse_experiment(line.experiment).training, line.learner, line.variant
     return has_settings(line.config, lambda found, run: settings_by(*cell, found.item_shape, found.vocabulary, run))
 

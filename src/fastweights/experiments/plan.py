@@ -4,7 +4,15 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from fastweights.experiments.recipes import RECIPES, VARIANTS, leave_one_out_of
-from fastweights.experiments.tables import ABLATION, ABLATION_CELL, PROTOCOLS, TABLES, parse_experiment
+from fastweights.experiments.tables import (
+    ABLATION,
+    ABLATION_CELL,
+    FAMILIES,
+    ORACLE,
+    PROTOCOLS,
+    TABLES,
+    parse_experiment,
+)
 from fastweights.learners.registry import PRESETS, find_preset, reads_text
 from fastweights.utils import retired
 from fastweights.utils.errors import UserError, unknown
@@ -90,6 +98,21 @@ _FIRST_ORDER = _fast_weight_cells("gradient1")
 _ABLATION = tuple("/".join(filter(None, (*ABLATION_CELL, bar.variant))) for bar in ABLATION)
 _IMAGE_BASELINES = _cells(("omniglot-5way-1shot", *_MINI_1), "matching-cnn", "prototypical-cnn", "maml-cnn")
 _LEFT_OUT_OF = (ABLATION_CELL, ("omniglot-5way-1shot", "fwcnn-hebb"), ("ptb-5way-1shot", "lstm-fwmlp-hebb"))
+
+
+def _cells_of_other_systems() -> tuple[str, ...]:
+    """Every cell that the paper's tables give a system without fast weights; of rows of ours those of one shot."""
+    rows = [(one, row) for one in TABLES.values() for row in one.rows if row.learner not in ("", ORACLE)]
+    others = [(one, row) for one, row in rows if not row.learner.startswith(FAMILIES)]
+    cells = [
+        f"{parse_experiment(experiment).training}/{row.learner}"
+        for one, row in others
+        for experiment in one.experiments
+        if one.published(row, experiment) or (not row.published and "-1shot" in experiment)
+    ]
+    return _one_shot_first(list(dict.fromkeys(cells)))
+
+
 LEAVE_ONE_OUT_STEP = Step(
     "the leave-one-out ablation of the best recipe",
     tuple("/".join((*cell, variant)) for cell in _LEFT_OUT_OF for variant in leave_one_out_of(*cell)),
@@ -105,6 +128,7 @@ PLAN: tuple[Step, ...] = (
     Step("the ablation figure by the paper's recipe", _ABLATION, recipe="paper"),
     Step("the pooled split of Penn Treebank", _cells((*_PTB_1, *_PTB_MORE), "lstm-fwmlp-hebb"), protocol="pooled"),
     Step("the baselines", _IMAGE_BASELINES + _cells(_PTB_1, "matching-lstm")),
+    Step("every other system by its own recipe", _cells_of_other_systems(), recipe="own"),
     Step("any number of classes", _cells(_OMNIGLOT_1 + _MINI_1, "fwcnn-open") + _cells(_MINI_1, "fwresnet-open")),
     Step("the normalised rule, for the stretch targets", _fast_weight_cells("normalised")),
     LEAVE_ONE_OUT_STEP,

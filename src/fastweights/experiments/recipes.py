@@ -1,19 +1,22 @@
-"""How models are trained for the tables, as plain data: the paper's way, and the best way we know.
+"""How models are trained for the tables, as plain data: the paper's way, the best way we know, and each its own way.
 
 A recipe is a list of changes to the defaults of `LearnerSettings` and `TrainSettings`, each for the models that a
 pattern names ("omniglot-20way-*/fwcnn-*": training/learner). All that match apply, from the top; later ones win.
 
 `best` keeps architecture and rule. It was chosen on validation tasks: results/search.jsonl is the record of what was
 compared, results/notes/recipes.md names what was not compared.
+
+`own` trains a system as its own authors did, hyper-parameters and architecture: by the training that its preset names,
+then by what they chose by benchmark. What they leave open is as in `paper`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from fastweights.experiments.tables import parse_experiment
-from fastweights.learners.registry import LearnerSettings, find_preset, preset
+from fastweights.learners.registry import PRESETS, LearnerSettings, find_preset, preset
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.errors import unknown
 
@@ -38,7 +41,7 @@ TASKS: dict[str, Changes] = {
     # The paper tests on 400 random tasks of one query per word: an interval of 2 points. Ten times as many: 0.7.
     "ptb-*": Changes({"queries": 1, "test_tasks": 4_000}),
 }
-"""The tasks of both recipes."""
+"""The tasks of all recipes."""
 
 PAPER: dict[str, Changes] = {
     "*": Changes({"learning_rate": 1e-3, "schedule": "constant", "tasks_per_step": 4, "log_every": 100}),
@@ -102,10 +105,49 @@ BEST: dict[str, Changes] = {
         "pretrain_label_smoothing": 0.0, "ema_decay": 0.995}, {"dropout": 0.4}),
     "*/maml-*": Changes({
         "pretrain_steps": 0, "ema_decay": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}),
+    "*/meta-lstm-*": Changes({
+        "pretrain_steps": 0, "ema_decay": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}),
 }
 # fmt: on
 
-RECIPES: dict[str, dict[str, Changes]] = {"paper": PAPER, "best": BEST}
+FOUR_LAYERS = {"layers": 4, "filters": 64, "slope": 0.0}
+"""The four ReLU layers of 64 filters that Matching Networks introduced. Our pooling rounds up, theirs down."""
+
+# fmt: off
+OWN: dict[str, Changes] = {
+    # Vinyals et al. (2016) publish no optimiser and no schedule; nor do others that are not here.
+    "*/matching-cnn*": Changes({}, FOUR_LAYERS),
+    "mini-imagenet-*/adaresnet-*": Changes({"steps": 12_500}),  # as the paper's ResNet
+    # Snell et al. (2017), who stop when validation gains nothing: by 30,000 episodes the rate is 1e-3 / 2^15.
+    "*/prototypical-*": Changes({
+        "learning_rate": 1e-3, "schedule": "halving", "halve_every": 2_000, "tasks_per_step": 1,
+        "steps": 30_000}, FOUR_LAYERS),
+    "omniglot-*/prototypical-*": Changes({"train_way": 60, "train_queries": 5}),
+    "mini-imagenet-*-1shot/prototypical-*": Changes({"train_way": 30, "train_queries": 15}),
+    "mini-imagenet-*-5shot/prototypical-*": Changes({"train_way": 20, "train_queries": 15}),
+    # Finn et al. (2017), appendix A.1; on Omniglot as many queries as examples, by their code.
+    "*/maml-*": Changes({"learning_rate": 1e-3, "steps": 60_000, "tasks_per_step": 4}, {"layers": 4, "slope": 0.0}),
+    "omniglot-5way-*/maml-*": Changes({"tasks_per_step": 32}, {"inner_steps": 1, "inner_rate": 0.4, "test_steps": 3}),
+    "omniglot-20way-*/maml-*": Changes({"tasks_per_step": 16}, {"inner_steps": 5, "inner_rate": 0.1}),
+    "omniglot-*-1shot/maml-*": Changes({"train_queries": 1}),
+    "omniglot-*-5shot/maml-*": Changes({"train_queries": 5}),
+    "mini-imagenet-*/maml-*": Changes({}, {"inner_steps": 5, "inner_rate": 0.01, "test_steps": 10}),
+    "mini-imagenet-*-5shot/maml-*": Changes({"tasks_per_step": 2}),
+    # Munkhdalai & Yu (2017), by their code: one task at a time, ten ways on mini-ImageNet, no batch norm on Omniglot.
+    "*/metanet-*": Changes({"learning_rate": 1e-3, "tasks_per_step": 1}),
+    "omniglot-*/metanet-*": Changes({}, {"batch_norm": 0}),
+    "mini-imagenet-*/metanet-*": Changes({"train_way": 10}),
+    # Mishra et al. (2017) ask one query in each task, ours one of each class; how long they train is not said.
+    "*/snail-*": Changes({"steps": 40_000, "train_queries": 1}),
+    # Santoro et al. (2016): 100,000 episodes, read as steps.
+    "*/mann-*": Changes({"steps": 100_000}),
+}
+# fmt: on
+"""After `PAPER` and the training that a model's preset names; systems that chose nothing by benchmark are not here."""
+VALIDATIONS = 40
+"""How often a model is validated by `own`, unless its preset says it: that is hardly ever published."""
+
+RECIPES: dict[str, dict[str, Changes]] = {"paper": PAPER, "best": BEST, "own": OWN}
 
 PLACEMENTS = ("softmax-fast-only", "softmax", "fc+softmax", "truncated", "fc-fast-only")
 CHANGES_OF_VARIANTS: dict[str, Changes] = {
@@ -143,19 +185,21 @@ def origins(recipe: str, training: str, learner: str, variant: str = "") -> Chan
     """The settings of `changes_of`, each as a pair: its value, and which part of the recipe it comes from.
 
     origins("best", "omniglot-5way-1shot", "fwcnn-hebb").training["steps"] is
-    (32_000, "best, omniglot-5way-1shot/fwcnn-hebb"). The test tasks come from "tasks, omniglot-*", the changes of a
-    variant from "variant no-ema".
+    (32_000, "best, omniglot-5way-1shot/fwcnn-hebb"). The test tasks come from "tasks, omniglot-*", by `own` what a
+    preset names from "model maml-cnn", and the changes of a variant from "variant no-ema".
     """
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
     if variant and variant not in VARIANTS:
         raise unknown("variant", variant, VARIANTS)
-    found = {
-        f"{part}, {pattern}": changes
-        for part, patterns in (("tasks", TASKS), (recipe, RECIPES[recipe]))
-        for pattern, changes in patterns.items()
-        if fnmatchcase(f"{training}/{learner}", pattern)
-    }
+    cell, is_own = f"{training}/{learner}", recipe == "own"
+    found = _matching("tasks", TASKS, cell)
+    if is_own:
+        of_model = Changes(PRESETS[learner].training if learner in PRESETS else {})
+        found |= _matching("paper", RECIPES["paper"], cell) | {f"model {learner}": of_model}
+    found |= _matching(recipe, RECIPES[recipe], cell)
+    if is_own and "validate_every" not in of_model.training:
+        found[f"{VALIDATIONS} validations"] = _validations(found.values())
     if variant in PAPER_VALUES:
         found[f"variant {variant}"] = _paper_value(PAPER_VALUES[variant], recipe, training, learner)
     elif variant:
@@ -163,6 +207,16 @@ def origins(recipe: str, training: str, learner: str, variant: str = "") -> Chan
     of_training = {name: (value, source) for source, part in found.items() for name, value in part.training.items()}
     of_learner = {name: (value, source) for source, part in found.items() for name, value in part.learner.items()}
     return Changes(of_training, of_learner)
+
+
+def _matching(part: str, patterns: Mapping[str, Changes], cell: str) -> dict[str, Changes]:
+    return {f"{part}, {pattern}": changes for pattern, changes in patterns.items() if fnmatchcase(cell, pattern)}
+
+
+def _validations(found: Iterable[Changes]) -> Changes:
+    """So many validations in a run with these changes."""
+    s = TrainSettings(**{name: value for changes in found for name, value in changes.training.items()})
+    return Changes({"validate_every": max(s.steps * s.tasks_per_step // VALIDATIONS, 1)})
 
 
 def _paper_value(setting: str, recipe: str, training: str, learner: str) -> Changes:

@@ -7,6 +7,7 @@ from fastweights.learners.base import KeyLearner, Learner
 from fastweights.learners.checks import State
 from fastweights.learners.registry import PRESETS, SYSTEMS, LearnerSettings, Preset, build_learner, preset, register
 
+importlib.import_module(f"{__name__}.fast_weights")  # first in lists of models: the paper's own
 for _module in pkgutil.iter_modules(__path__):  # so that a new system is one new file
     importlib.import_module(f"{__name__}.{_module.name}")
 

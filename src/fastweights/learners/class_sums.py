@@ -1,4 +1,4 @@
-"""Learners that keep of each class the sum of its keys and how many there were: no label slots, any number of classes."""
+"""Learners that keep of each class the sum of its keys and their number: no label slots, any number of classes."""
 
 import torch
 from torch import Tensor
@@ -72,5 +72,7 @@ class ClassSumLearner(KeyLearner):
         less = self.bind(self.embed(x), y, way)
         counts = state["counts"] - less["counts"]
         if (counts < 0).any():
-            raise UserError("more examples of a class were to be forgotten than it has; forget only what was described.")
+            raise UserError(
+                "more examples of a class were to be forgotten than it has; forget only what was described."
+            )
         return {"sums": (state["sums"] - less["sums"]) * (counts > 0).unsqueeze(-1), "counts": counts}

@@ -56,8 +56,8 @@ class FastWeightsSettings(Settings):
     label_noise: float = option(0.0, at_least=0)
     """Uniform noise added to the one-hot labels in training, at most this much either way."""
     balance: bool = option(True)
-    """Whether class sums are weighted by mean count / count where classes have unequally many examples; without it, as in
-    the paper, a class with twice as many examples drowns the others."""
+    """Whether class sums are weighted by mean count / count where classes have unequally many examples; without it, as
+    in the paper, a class with twice as many examples drowns the others."""
 
 
 UNCOUNTED = (
@@ -84,6 +84,10 @@ PRESETS = {
 }
 PRESETS["fwcnn-hebb"] = Preset(PRESETS["fwcnn-hebb"].what, {"rule": "hebb", "label_noise": 0.01})
 PRESETS["fwcnn-optimal"] = Preset("fwCNN with ridge regression for its memory (ours)", {"rule": "optimal"})
+PRESETS["ridge-cnn"] = Preset(
+    "Ridge-regression head above a CNN, as R2D2 (Bertinetto et al., 2019)",
+    {"rule": "optimal", "placement": "softmax-fast-only", "layers": 4, "filters": 64},
+)
 
 
 @register("fast-weights", PRESETS)
@@ -165,7 +169,8 @@ class FastWeights(KeyLearner):
     def check_state(self, state: State, x: Tensor | None = None) -> None:
         uncounted = {"counts", *state} == set(self.state_shapes) and "counts" not in state
         super().check_state({**state, "counts": state["slots"]} if uncounted else state, x)
-        if uncounted and self.balance:
+        adds_up = any(layer.rule is not None and layer.rule.adds_up for layer in self._layers.values())
+        if uncounted and self.balance and adds_up:
             warnings.warn(UNCOUNTED, stacklevel=3)
 
     @full_precision

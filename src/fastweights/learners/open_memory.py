@@ -20,14 +20,19 @@ from fastweights.learners.class_sums import ClassSumLearner
 from fastweights.learners.registry import Preset, register
 from fastweights.nn import memory
 from fastweights.nn.init import SLOPE, he_init
+from fastweights.utils.errors import UserError
 from fastweights.utils.precision import check_precise, full_precision
 from fastweights.utils.settings import Settings, option
+
+LAYERS = ("fresh", "identity", "none")
 
 
 @dataclass(frozen=True)
 class OpenMemorySettings(Settings):
     width: int = option(288, at_least=1)
     """Units of the fully connected layer below the memory."""
+    layer: str = option("fresh", choices=LAYERS)
+    """How this layer starts: with fresh weights, passing keys on unchanged (as wide as the encoder), or not at all."""
     scale: float = option(10.0, above=0)
     """What similarities are multiplied by at the start of training."""
 
@@ -57,7 +62,7 @@ class OpenMemory(ClassSumLearner):
         s = OpenMemorySettings(**options)
         self.encoder = encoder
         self.register_buffer("key_scale", torch.ones(()))
-        self.hidden = he_init(nn.Linear(int(encoder.width), s.width), SLOPE)  # type: ignore[arg-type]
+        self.hidden = _layer(int(encoder.width), s)  # type: ignore[arg-type]
         self.log_scale = nn.Parameter(torch.tensor(math.log(s.scale)))
 
     @classmethod
@@ -74,11 +79,11 @@ class OpenMemory(ClassSumLearner):
 
     @full_precision
     def to_memory(self, keys: Tensor) -> Tensor:
-        return F.normalize(F.leaky_relu(self.hidden(keys), SLOPE), dim=-1)
+        return F.normalize(keys if self.hidden is None else F.leaky_relu(self.hidden(keys), SLOPE), dim=-1)
 
     @property
-    def memory_width(self) -> int:
-        return self.hidden.out_features
+    def memory_width(self) -> int | None:
+        return super().memory_width if self.hidden is None else self.hidden.out_features
 
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
@@ -89,6 +94,18 @@ class OpenMemory(ClassSumLearner):
         self.check_items(query_x)
         self.check_state(state, query_x)
         return cosines(state["sums"], self.memory_keys(query_x))
+
+
+def _layer(inputs: int, s: OpenMemorySettings) -> nn.Linear | None:
+    """The layer between encoder and memory, if there is to be one."""
+    if s.layer == "none":
+        return None
+    layer = he_init(nn.Linear(inputs, s.width), SLOPE)
+    if s.layer == "identity":
+        if s.width != inputs:
+            raise UserError(f"a layer that passes keys on unchanged is as wide as the encoder: set width to {inputs}.")
+        nn.init.eye_(layer.weight)
+    return layer
 
 
 def cosines(sums: Tensor, queries: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ A *model* file holds the best weights, the settings of the learner and those of 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Saved:
     """Settings of the training, under the names of the version that wrote the file."""
     counters: dict[str, Any]
     tensors: Tensors
+    classifier: dict[str, Any] = field(default_factory=dict)
+    """How a classifier uses it, where the file was made for one."""
 
     def section(self, name: str) -> Tensors:
         """The tensors whose names begin with `name.`, without it."""
@@ -53,12 +55,15 @@ def save(
     learner: LearnerSettings,
     training: Mapping[str, Any],
     counters: Mapping[str, Any],
+    classifier: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a file in one piece; a process killed meanwhile leaves the former one."""
     tensors = {
         f"{section}.{name}": t.detach().cpu().contiguous() for section, s in sections.items() for name, t in s.items()
     }
     header = {"learner": learner.to_json(), "training": dict(training), "counters": dict(counters)}
+    if classifier:
+        header["classifier"] = dict(classifier)
     _write(path, tensors, {"format": FORMAT, "fastweights": json.dumps(header)})
 
 
@@ -76,7 +81,7 @@ def load(path: Path | str) -> Saved:
         training, counters = dict(header["training"]), header["counters"]
         if not all(isinstance(value, (int, float)) for value in counters.values()):
             raise TypeError(f"counters that are not numbers: {counters}")
-        return Saved(path, learner, training, counters, tensors)
+        return Saved(path, learner, training, counters, tensors, dict(header.get("classifier", {})))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (KeyError, ValueError, TypeError, AttributeError) as error:

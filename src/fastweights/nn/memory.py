@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ONE_HOTS = 2**22
-"""Class sums are computed with one-hots (the same numbers on every run, also on a GPU) unless these would be more numbers."""
+"""Sums are computed with one-hots (the same on every run, also on a GPU) unless these would be more numbers."""
 
 
 def write(keys: Tensor, values: Tensor, rate: float = 1.0) -> Tensor:
@@ -67,7 +67,7 @@ def sum_by_class(keys: Tensor, labels: Tensor, way: int) -> tuple[Tensor, Tensor
 
 
 def balance(counts: Tensor) -> Tensor:
-    """What to multiply class sums by so that all classes count alike: mean count / count (..., N), 0 for an empty class.
+    """What to multiply class sums by so that all classes count alike: mean count / count (..., N), 0 for empty ones.
 
     A class with twice as many examples would otherwise have a sum twice as long, and draw the queries of all others.
     Equal counts give exactly 1. The mean is over the classes that have examples.

@@ -110,7 +110,7 @@ class Training:
         self.take_step = TrainStep(
             self.objective,
             self._parts(),
-            Rate(settings.learning_rate, settings.schedule),
+            rate_of(settings),
             seed=f"seed {settings.seed}",
             weight_decay=settings.weight_decay,
             optimizer=settings.optimizer,
@@ -428,6 +428,10 @@ def check_fit(learner: LearnerSettings, settings: TrainSettings, dataset: Datase
         raise UserError(f"the model has {learner.slots} label slots, but tasks have up to {settings.slots} classes.")
     if dataset.vocabulary and (settings.augment or settings.class_augment):
         raise UserError(f"{dataset.name} holds texts; augment and class_augment are for images.")
+
+
+def rate_of(s: TrainSettings) -> Rate:
+    return Rate(s.learning_rate, s.schedule, s.steps / s.halve_every if s.schedule == "halving" else 0.0)
 
 
 def capturable(learner: Learner) -> bool:

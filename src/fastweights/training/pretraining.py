@@ -33,6 +33,8 @@ Modules = Mapping[str, nn.Module]
 
 NAMED_ONCE = {**LSTMSettings().to_json(), **ResNetSettings().to_json(), **CNNSettings().to_json(), **retired.DELETED}
 """Settings that a cached encoder's name has always been a digest of, whether its network has them or not."""
+NAMED_LATER = ("slope",)
+"""Those of them that came later: named only where they differ from their defaults, so that older names stay."""
 OF_PRETRAINING = frozenset(["dataset", "variant", "data_hash", "augment", "precision", "seed"])
 """Settings of a training, besides those named pretrain_..., that pre-training depends on."""
 
@@ -137,4 +139,7 @@ def dependencies(learner: LearnerSettings, training: TrainSettings) -> dict[str,
     if training.train_on_test:
         of_training["train_on_test"] = True
     named = {**NAMED_ONCE, **filters, **of_encoder, **learner.of_encoder.to_json(), **of_training}
+    for setting in NAMED_LATER:
+        if named[setting] == NAMED_ONCE[setting]:
+            del named[setting]
     return retired.former(named)

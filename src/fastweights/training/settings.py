@@ -9,6 +9,7 @@ from fastweights.utils.errors import UserError
 from fastweights.utils.settings import Settings, option
 
 OPTIMIZERS = ("adam", "sgd")
+SCHEDULES = ("constant", "cosine", "halving")
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,10 @@ class TrainSettings(Settings):
     """adam (AdamW), or sgd with Nesterov momentum."""
     learning_rate: float = option(1e-3, above=0)
     """Learning rate."""
-    schedule: str = option("constant", choices=("constant", "cosine"))
+    schedule: str = option("constant", choices=SCHEDULES)
     """Learning rate schedule."""
+    halve_every: int = option(2000, at_least=1)
+    """Steps after which the schedule `halving` halves the learning rate, again and again."""
     weight_decay: float = option(0.0, at_least=0)
     """Weight decay: decoupled with adam, part of the gradient with sgd."""
     label_smoothing: float = option(0.0, at_least=0, at_most=1)
@@ -96,8 +99,8 @@ class TrainSettings(Settings):
     """Whether validation classes are trained on, too: for a final run, once everything is chosen. The last weights are
     kept then, since validation says nothing of unseen classes any more."""
     train_on_test: bool = option(False)
-    """Whether test classes are trained on, too: for a model to be used, not for a number. Its test accuracy says nothing of
-    unseen classes; train a twin without it for that."""
+    """Whether test classes are trained on, too: for a model to be used, not for a number. Its test accuracy says
+    nothing of unseen classes; train a twin without it for that."""
     precision: str = option("float32", choices=("float32", "bfloat16"), on_command_line=False)
     """What the encoder computes in."""
     seed: int = option(0, at_least=0, below=2**63)

@@ -28,11 +28,17 @@ class Rate:
 
     peak: float
     schedule: str = "constant"
-    """constant or cosine."""
+    """constant, cosine or halving."""
+    halvings: float = 0.0
+    """How often the step size is halved in a whole run by the schedule halving; the others ask nothing of it."""
 
     def at(self, done: float) -> float:
         """The step size with this share of the run behind us."""
-        return self.peak if self.schedule == "constant" else self.peak * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        if self.schedule == "cosine":
+            return self.peak * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        if self.schedule == "halving":
+            return self.peak * 0.5 ** math.floor(done * self.halvings + 1e-9)  # a share of steps may be rounded down
+        return self.peak
 
 
 Objective = Callable[[], tuple[Tensor, Tensor]]

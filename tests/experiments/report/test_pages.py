@@ -93,3 +93,17 @@ def test_hours_are_hours_and_old_recipes_are_named(tmp_path):
     assert "2 lines of 2 trainings, 2.0 hours" in text
     assert f"Run before the recipe was changed: {line.name}; {other.name}." in text
     assert "| a device | 2.0 | abc |  | data | 2 |" in text
+
+
+def test_a_system_by_its_own_recipe_stands_beside_the_best_and_the_published(tmp_path):
+    text = page(
+        tmp_path,
+        made_up(learner="maml-cnn"),
+        made_up(learner="maml-cnn", recipe="own", right=(2, 3, 3, 2)),
+        made_up(learner="metanet-cnn", recipe="own", right=(2, 3, 3, 2)),
+    )
+    assert "| MAML | 48.7 ± 1.84<br>**70.00 ± 25.30 (1 seed)**<br>*50.00 ± 11.32 (1 seed)* |" in text
+    assert "| MetaNet | 49.21 ± 0.96<br>*50.00 ± 11.32 (1 seed)* |" in text
+    command = "`fastweights reproduce mini-imagenet-5way-1shot/maml-cnn --recipe own --seeds 1`"
+    row = f"| MAML | 5-way 1-shot | own | 48.7 ± 1.84 | 50.00 ± 11.32 (1 seed)<br>{command} |  | 60.00 |"
+    assert row in text

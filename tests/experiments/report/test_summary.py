@@ -67,6 +67,11 @@ def test_baselines_are_shown(tmp_path):
     assert "| Prototypical Networks | – → not yet run | – → 70.00 ± 25.30 (1) | – |" in text
 
 
+def test_baselines_by_their_own_recipe_stand_beside_those_by_the_best(tmp_path):
+    text = summary_page(of(tmp_path, made_up(learner="matching-cnn"), made_up(learner="matching-cnn", recipe="own")))
+    assert "| 43.6 → 70.00 ± 25.30 (1); 70.00 by `own` |" in text
+
+
 def test_a_number_just_below_its_target_has_missed_it(tmp_path):
     text = reached(of(tmp_path, made_up(right=(2, 3, 3, 2)), made_up(learner="fwcnn-gradient1")))
     assert "1 of 28 published numbers are reached" in text

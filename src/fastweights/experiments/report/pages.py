@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 
 from fastweights.experiments.ledger import follows_recipe
-from fastweights.experiments.plan import LEAVE_ONE_OUT_STEP, PLAN, missing, runs_of_step
-from fastweights.experiments.recipes import BEST, PAPER
+from fastweights.experiments.plan import LEAVE_ONE_OUT_STEP, PLAN, missing, runs_of_step, whole_plan
+from fastweights.experiments.recipes import BEST, OWN, PAPER
 from fastweights.experiments.report.markdown import paragraphs, settings_text, table
 from fastweights.experiments.report.results import NONE, NOT_YET, Measured, Results, title_of
 from fastweights.experiments.report.summary import OURS
@@ -16,7 +17,7 @@ from fastweights.learners.registry import PRESETS
 INTRODUCTION = f"""Written by {OURS} from `runs.jsonl`; the summary is in [README.md](README.md). Accuracies are in %,
 on the test split, which is evaluated once at the end of a run. ± is the 95 % interval over test tasks (of one seed: all
 seeds answer the same tasks), sd the standard deviation over seeds. *Nearest mean* is the same encoder on the same tasks
-with the nearest class mean instead of the fast weights. `paper` and `best` are recipes: [recipes.md](recipes.md)."""
+with the nearest class mean instead of the memory. `paper`, `best` and `own` are recipes: [recipes.md](recipes.md)."""
 PTB_TASKS = """Test tasks: `random` is 4,000 random tasks, where the paper has 400; `all` uses each of the 1,000 test
 words once in each of five groupings. One model is tested both ways. The split is `standard`, the train, validation and
 test files of the corpus, or `pooled`, which puts them together and splits them again. The paper does not say how it
@@ -39,7 +40,8 @@ def dataset_page(results: Results, name: str) -> str:
         INTRODUCTION,
         PTB_TASKS if name == "ptb" else "",
         "## The paper's table",
-        "As published and, in bold, ours by `best`. Rows without a number of ours are quoted from the paper.",
+        "As published; below it ours, in bold by `best`, in italics by `own`, the recipe of a system's own authors. "
+        "Rows without a number of ours are quoted from the paper.",
         table(("model", *titles), _overview_rows(results, name)),
         "## Every number and its command",
         table(("model", "tasks", "recipe", "paper", "ours", "", "nearest mean"), _measured_rows(results, name)),
@@ -57,17 +59,28 @@ def _overview_rows(results: Results, name: str) -> Iterator[tuple[str, ...]]:
     for row in one.rows:
         texts = []
         for experiment in one.experiments:
-            measured = results.of(experiment, row.learner)
-            ours = [f"**{measured.text}**" if measured else NOT_YET] if row.learner else []
-            texts.append("\n".join([one.published(row, experiment) or NONE, *ours]))
+            texts.append("\n".join([one.published(row, experiment) or NONE, *_ours(results, experiment, row.learner)]))
         yield row.model, *texts
+
+
+def _ours(results: Results, experiment: str, learner: str) -> list[str]:
+    """Our numbers of a cell, one for each recipe; nothing for one that nobody plans to run, as of a quotation."""
+    found = [(mark, results.of(experiment, learner, recipe)) for mark, recipe in (("**", "best"), ("*", "own"))]
+    texts = [f"{mark}{measured.text}{mark}" for mark, measured in found if measured]
+    return texts or [NOT_YET] * ((experiment, learner) in _planned())
+
+
+@cache
+def _planned() -> set[tuple[str, str]]:
+    """(experiment, learner) of every cell of the plan."""
+    return {(experiment, run.learner) for run in whole_plan(1) for experiment in run.experiments}
 
 
 def _measured_rows(results: Results, name: str) -> Iterator[tuple[str, ...]]:
     one = TABLES[name]
     for row, experiment in product(one.rows, one.experiments):
         number, parts = one.published(row, experiment), parse_experiment(experiment)
-        for protocol, recipe in product(parts.protocols, ("best", "paper")):
+        for protocol, recipe in product(parts.protocols, ("best", "paper", "own")):
             measured = results.of(experiment, row.learner, recipe, protocol=protocol)
             if measured:
                 title = parts.title + (", pooled" if protocol == "pooled" else "")
@@ -125,9 +138,9 @@ def _leave_one_out(results: Results, name: str) -> list[str]:
 def recipes_page(results: Results) -> str:
     """What the recipes change, how much of the plan is done, and which code and data made the runs."""
     header = ("models", "changes to the defaults")
-    paper, best = (
+    paper, best, own = (
         table(header, [(f"`{models}`", settings_text({**c.training, **c.learner})) for models, c in recipe.items()])
-        for recipe in (PAPER, BEST)
+        for recipe in (PAPER, BEST, OWN)
     )
     known = {line.key for line in results.lines}
     steps = [(step.what, runs_of_step(step, step.seeds)) for step in PLAN]
@@ -142,6 +155,10 @@ def recipes_page(results: Results) -> str:
         "The same architecture and the same rule, with the best training we know, chosen on validation tasks "
         f"({len(results.searched)} configurations, [search.csv](search.csv)):",
         best,
+        "## `own`",
+        "Other systems as their authors trained them: by the training that the model names (`fastweights recipe CELL "
+        "--recipe own` shows it), then by what they chose by benchmark. What they leave open is as in `paper`:",
+        own,
         results.notes.get("recipes", ""),
         "## What has been run",
         "The plan of `fastweights reproduce`, in its order:",

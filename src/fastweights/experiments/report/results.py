@@ -12,7 +12,7 @@ from fastweights.experiments import ledger, search
 from fastweights.experiments.ledger import Details, Line, ci95
 from fastweights.experiments.plan import Key
 from fastweights.experiments.search import SearchResult
-from fastweights.experiments.tables import PROTOCOLS, TABLES, parse_experiment
+from fastweights.experiments.tables import ORACLE, PROTOCOLS, TABLES, parse_experiment
 from fastweights.utils.errors import UserError
 from fastweights.utils.files import read_text
 
@@ -59,6 +59,8 @@ class Measured:
     def command(self) -> str:
         """The command that runs it again, into an empty ledger."""
         line = self.lines[0]
+        if line.learner == ORACLE:
+            return f"fastweights oracle --seed {line.seed}"
         protocol = f" --protocol {line.protocol}" if line.protocol else ""
         seeds = max(line.seed for line in self.lines) + 1
         return f"fastweights reproduce {line.cell} --recipe {line.recipe}{protocol} --seeds {seeds}"

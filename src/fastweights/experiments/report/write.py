@@ -16,7 +16,7 @@ from fastweights.experiments.report.markdown import paragraphs, to_html
 from fastweights.experiments.report.pages import dataset_page, recipes_page
 from fastweights.experiments.report.results import PCA, Results, read_results, require
 from fastweights.experiments.report.summary import ABLATION_FIGURE, OURS, summary_page, summary_table
-from fastweights.experiments.tables import TABLES, parse_experiment
+from fastweights.experiments.tables import ORACLE, TABLES, parse_experiment
 from fastweights.learners.registry import encoder_of
 from fastweights.learners.saved import load_learner
 from fastweights.tasks.episodes import EpisodeSampler
@@ -101,10 +101,10 @@ def paired_csv(results: Results) -> str:
     """Differences in percentage points on the same test tasks, with their 95 % interval over tasks (not seeds)."""
     rows = []
     for (experiment, protocol, learner, variant, recipe), measured in sorted(results.groups.items()):
-        if variant:
+        if variant or learner == ORACLE:
             continue
         found = {("nearest class mean", ""): results.compare_with_centroid(measured)}
-        other = HEBB[encoder_of(learner)]
+        other = HEBB.get(encoder_of(learner), "")
         hebb = results.groups.get((experiment, protocol, other, "", recipe))
         if hebb and learner != other:
             alike = measured.lines[0].trained_on_validation == hebb.lines[0].trained_on_validation
@@ -157,7 +157,7 @@ def curves_figure(results: Results, name: str) -> str:
     """The first seed of every model of a table; empty where there is none."""
     panels: dict[str, list[tuple[str, int, Details]]] = {}
     for (experiment, protocol, learner, variant, recipe), measured in sorted(results.groups.items()):
-        if experiment not in TABLES[name].experiments or variant or experiment.endswith("-all"):
+        if experiment not in TABLES[name].experiments or variant or learner == ORACLE or experiment.endswith("-all"):
             continue
         line = measured.lines[0]
         title = ", ".join(filter(None, (parse_experiment(experiment).training, encoder_of(learner), protocol)))

@@ -5,6 +5,7 @@ number of its words in `vocabulary`. The rest of the library reads its class att
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import asdict
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -33,6 +34,8 @@ class Encoder(nn.Module):
 
     item_shape: tuple[int | None, ...]
     width: int
+    depth: int = 0
+    """Layers that can be run one by one, from any on to the last; 0 where it runs as a whole only."""
 
     @classmethod
     def build(cls, item_shape: tuple[int, ...], vocabulary: int, settings: Any) -> Self:
@@ -49,6 +52,22 @@ class Encoder(nn.Module):
         """Settings that depend on the benchmark, where the paper chose them by it."""
         return {}
 
+    def lower(self, items: Tensor, layers: int) -> Tensor:
+        """What the first `layers` layers make of items; of an encoder without `depth`, the keys."""
+        return self(items)
+
+    def pre_activation(self, x: Tensor, layer: int) -> Tensor:
+        """What a layer makes of its input, before its last activation, a leaky ReLU of slope `slope`."""
+        raise NotImplementedError
+
+    def join(self, activation: Tensor, x: Tensor, layer: int) -> Tensor:
+        """A layer's output from its last activation and its input."""
+        raise NotImplementedError
+
+    def finish(self, x: Tensor) -> Tensor:
+        """The last layer's output as keys."""
+        return x
+
 
 Registered = TypeVar("Registered", bound=type[Encoder])
 
@@ -62,6 +81,20 @@ def register_encoder(name: str) -> Callable[[Registered], Registered]:
         return cls
 
     return register
+
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+@torch.no_grad()
+def twin(network: Network) -> Network:
+    """A second network like a fresh one, its weights drawn anew with the same standard deviations."""
+    copies: dict[int, Any] = {id(buffer): buffer.clone() for buffer in network.buffers()}
+    for parameter in network.parameters():
+        size = parameter.square().mean().sqrt()
+        drawn = size * torch.randn_like(parameter) if parameter.dim() > 1 else parameter.clone()
+        copies[id(parameter)] = nn.Parameter(drawn)
+    return deepcopy(network, copies)
 
 
 def images_to_float(images: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ class CNNSettings(Settings):
     """Filters in each convolution."""
     batch_norm: int = option(5, at_least=0)
     """How many of the layers, from the first, are batch-normalised."""
+    slope: float = option(SLOPE, at_least=0, at_most=1)
+    """Slope of the leaky ReLUs below zero; 0 makes them plain ReLUs."""
 
 
 @register_encoder("cnn")
@@ -45,17 +47,18 @@ class CNN(Encoder):
         s, (height, width, channels) = CNNSettings(**options), image_shape
         inputs = [channels] + [s.filters] * (s.layers - 1)
         convolutions = (nn.Conv2d(n, s.filters, 3, padding=1, bias=False) for n in inputs)
-        self.convolutions = nn.ModuleList(he_init(convolution, SLOPE) for convolution in convolutions)
+        self.convolutions = nn.ModuleList(he_init(convolution, s.slope) for convolution in convolutions)
         self.norms = nn.ModuleList(nn.BatchNorm2d(s.filters) for _ in range(min(s.batch_norm, s.layers)))
         for _ in range(s.layers):
             height, width = math.ceil(height / 2), math.ceil(width / 2)
-        self.item_shape, self.width = image_shape, s.filters * height * width
-        self.fusible = s.batch_norm >= s.layers and channels <= 3 and s.filters in (16, 32, 64, 128)
+        self.item_shape, self.width, self.slope = image_shape, s.filters * height * width, s.slope
+        self.fusible, self.depth = channels <= 3 and s.filters in (16, 32, 64, 128), s.layers
 
-    def _can_be_fused(self, images: Tensor) -> bool:
+    def _can_be_fused(self, images: Tensor, layers: int) -> bool:
         """Whether the fused kernels compute this: bytes on a GPU, in bfloat16, and no gradients in eval mode."""
         return (
             self.fusible
+            and 0 < layers <= len(self.norms)
             and (self.training or not torch.is_grad_enabled())
             and images.is_cuda
             and isinstance(self.norms[0], nn.BatchNorm2d)
@@ -67,15 +70,27 @@ class CNN(Encoder):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, width)."""
-        if self._can_be_fused(images):
+        return self.finish(self.lower(images, self.depth))
+
+    def lower(self, images: Tensor, layers: int) -> Tensor:
+        if self._can_be_fused(images, layers):
             from fastweights.kernels.cnn_autograd import run_cnn  # deferred: needs a GPU and Triton
 
-            return run_cnn(images, list(self.convolutions), list(self.norms), SLOPE).flatten(1)  # type: ignore[arg-type]
+            return run_cnn(images, list(self.convolutions)[:layers], list(self.norms)[:layers], self.slope)  # type: ignore[arg-type]
         x = images_to_float(images).to(self.convolutions[0].weight.dtype)  # type: ignore[arg-type]
-        for i, convolution in enumerate(self.convolutions):
-            x = normalised_convolution(x, convolution, self.norms[i] if i < len(self.norms) else None)  # type: ignore[arg-type]
+        for layer in range(layers):
             # The activation is increasing, so it may follow the pooling: the same result for a quarter of the work.
-            x = F.leaky_relu(F.max_pool2d(x, 2, ceil_mode=True), SLOPE)
+            x = F.leaky_relu(F.max_pool2d(self.pre_activation(x, layer), 2, ceil_mode=True), self.slope)
+        return x
+
+    def pre_activation(self, x: Tensor, layer: int) -> Tensor:
+        norm = self.norms[layer] if layer < len(self.norms) else None
+        return normalised_convolution(x, self.convolutions[layer], norm)  # type: ignore[arg-type]
+
+    def join(self, activation: Tensor, x: Tensor, layer: int) -> Tensor:
+        return F.max_pool2d(activation, 2, ceil_mode=True)
+
+    def finish(self, x: Tensor) -> Tensor:
         return x.flatten(1)
 
 

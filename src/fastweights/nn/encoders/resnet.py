@@ -45,15 +45,28 @@ class ResNet(Encoder):
         self.blocks = nn.Sequential(*(_Residual(n, m, s.dropout) for n, m in zip(inputs, s.blocks, strict=True)))
         self.mix = he_init(nn.Conv2d(s.blocks[-1], s.features, 1, bias=False), self.SLOPE)
         self.norm = nn.BatchNorm2d(s.features)
-        self.item_shape, self.width = image_shape, s.features
+        self.item_shape, self.width, self.depth, self.slope = image_shape, s.features, len(s.blocks), self.SLOPE
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, features)."""
-        pixels = images_to_float(images).to(self.mix.weight.dtype)
+        return self.finish(self.lower(images, self.depth))
+
+    def lower(self, images: Tensor, layers: int) -> Tensor:
+        x = images_to_float(images).to(self.mix.weight.dtype)
         if images.is_cuda:
-            pixels = F.pad(pixels, (0, 0, 0, 0, 0, -pixels.shape[1] % ALIGNED))
-        x = self.norm(self.mix(self.blocks(pixels)))
-        return F.leaky_relu(x, self.SLOPE).mean((2, 3))
+            x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % ALIGNED))
+        for layer in range(layers):
+            x = self.blocks[layer](x)
+        return x
+
+    def pre_activation(self, x: Tensor, layer: int) -> Tensor:
+        return self.blocks[layer].convolutions[:-1](x)  # type: ignore[index, operator]
+
+    def join(self, activation: Tensor, x: Tensor, layer: int) -> Tensor:
+        return self.blocks[layer].join(activation, x)  # type: ignore[operator]
+
+    def finish(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(self.norm(self.mix(x)), self.SLOPE).mean((2, 3))
 
 
 class _PaddedConv2d(nn.Conv2d):
@@ -78,5 +91,7 @@ class _Residual(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.convolutions(x) + self.shortcut(x)
-        return self.dropout(F.max_pool2d(x, 2, ceil_mode=True))
+        return self.join(self.convolutions(x), x)
+
+    def join(self, activation: Tensor, x: Tensor) -> Tensor:
+        return self.dropout(F.max_pool2d(activation + self.shortcut(x), 2, ceil_mode=True))

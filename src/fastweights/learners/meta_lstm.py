@@ -1,0 +1,158 @@
+"""Meta-learner LSTM (Ravi & Larochelle, 2017): an LSTM that is the optimiser of each task's own network.
+
+The network of a task, an encoder and a linear head, takes `inner_steps` steps on the support set. A step is the cell
+update of an LSTM whose cell is a weight w and whose candidate is the negative gradient,
+
+    w = f w - i g,    f = sigmoid(W_f [h, w, f] + b_f),    i = sigmoid(W_i [h, w, i] + b_i)
+
+where f and i on the right are those of the step before (at first 0), and h is the output of an ordinary LSTM that reads
+the gradient g and the loss of the support set, each as logarithm and sign (Andrychowicz et al., 2016, p = 10). Every
+coordinate has states of its own; all share the weights of both LSTMs. The weights from which tasks start are learned.
+
+First-order, as its authors': losses and gradients are data to the meta-learner, which is not differentiated through
+them. All support examples are in every step: 12 steps for one shot, 5 for more. Gates start at f = 0.99 and i = 0.01,
+about gradient descent.
+
+Our readings: the authors' batch norm normalises by the batch while a task is learned and in meta-training, and by
+averages over the task's steps when it is tested; ours always by the batch, so it is **transductive** like our MAML.
+Ours clips no meta-gradients, theirs at a norm of 0.25.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+from fastweights.learners.base import Learner
+from fastweights.learners.checks import State, check_labels, check_way, count_classes
+from fastweights.learners.maml import Classifier, adapt_by_task
+from fastweights.learners.registry import Preset, register
+from fastweights.learners.slots import bound_logits, draw_slots
+from fastweights.nn.init import Shapes
+from fastweights.nn.rules import log_and_sign
+from fastweights.utils.errors import UserError
+from fastweights.utils.precision import full_precision
+from fastweights.utils.settings import Settings, option
+
+LOG_RANGE = 10.0
+"""p of `log_and_sign`."""
+PRESETS = {
+    "meta-lstm-cnn": Preset(
+        "Meta-learner LSTM: a learned optimiser of each task's network",
+        {"layers": 4, "slope": 0.0},
+        training={"learning_rate": 1e-3, "tasks_per_step": 1, "steps": 50_000},
+    )
+}
+
+
+@dataclass(frozen=True)
+class MetaLSTMSettings(Settings):
+    inner_steps: int = option(12, at_least=1)
+    """Steps of the learned optimiser on a task's support set."""
+    hidden: int = option(20, at_least=1)
+    """Units of the LSTM that reads gradients and losses."""
+
+
+@register("meta-lstm", PRESETS)
+class MetaLSTM(Learner):
+    """A network for each task, whose weights, one vector per task, are the cells of an LSTM."""
+
+    Settings = MetaLSTMSettings
+    has_slots = adapts_encoder = True
+
+    def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
+        super().__init__()
+        if not getattr(encoder, "vmappable", True):
+            raise UserError(
+                "meta-lstm adapts all tasks at once, which this encoder does not allow; choose cnn or resnet."
+            )
+        adapt_by_task(encoder)
+        self.network, self.slots, s = Classifier(encoder, slots), slots, MetaLSTMSettings(**options)
+        self.inner_steps, self.optimiser = s.inner_steps, LearnedOptimiser(s.hidden)
+        self.shapes = {name: p.shape for name, p in self.network.named_parameters()}
+
+    @classmethod
+    def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
+        """The authors' choices by the number of shots."""
+        return {"inner_steps": 12 if shot == 1 else 5}
+
+    @property
+    def encoder(self) -> nn.Module:  # type: ignore[override]
+        return self.network.encoder
+
+    def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
+        self.check_items(support_x)
+        check_labels(support_x, support_y)
+        way = count_classes(support_y, way)
+        check_way(way, self.slots)
+        wanted = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(wanted):  # see `MAML.describe`
+            slots = draw_slots(len(support_x), way, self.slots, support_x.device, shuffled=self.training)
+            weights = self.adapt(support_x.clone(), support_y.clone(), slots)
+        return {"slots": slots, "weights": weights}
+
+    def predict(self, state: State, query_x: Tensor) -> Tensor:
+        self.check_items(query_x)
+        self.check_state(state, query_x)
+        logits = vmap(self._call, randomness="different")(state["weights"], query_x)
+        return bound_logits(logits, state["slots"])
+
+    @property
+    def state_shapes(self) -> Shapes:
+        return {"slots": (None,), "weights": (sum(shape.numel() for shape in self.shapes.values()),)}
+
+    def adapt(self, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
+        """The weights (T, P) that suit tasks: items (T, n, *item) with labels (T, n), bound to output units (T, N)."""
+        start = torch.cat([parameter.flatten() for parameter in self.network.parameters()])
+        weights, memory = start.expand(len(x), -1), None
+        by_task = vmap(grad_and_value(self._loss), randomness="different")
+        for _ in range(self.inner_steps):
+            with torch.no_grad():
+                gradients, losses = by_task(weights.detach(), x, y, slots)
+            weights, memory = self.optimiser(weights, gradients, losses, memory)
+        return weights
+
+    def _loss(self, weights: Tensor, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
+        return F.cross_entropy(self._call(weights, x)[:, slots], y)
+
+    def _call(self, weights: Tensor, x: Tensor) -> Tensor:
+        """The logits (n, C) of items (n, *item) by a network with these weights (P)."""
+        pieces = weights.split([shape.numel() for shape in self.shapes.values()])
+        parameters = {name: w.view(shape) for (name, shape), w in zip(self.shapes.items(), pieces, strict=True)}
+        output = functional_call(self.network, parameters, (x,))
+        assert isinstance(output, Tensor)
+        return output
+
+
+Memory = tuple[Tensor, Tensor, Tensor]
+"""Of each coordinate: output and cell of the LSTM that reads (T P, hidden), and the last gates (T, P, 2)."""
+
+
+class LearnedOptimiser(nn.Module):
+    """A step on weights (T, P), each coordinate by itself, with gradients (T, P) and losses (T)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.hidden, self.lstm = hidden, nn.LSTMCell(4, hidden)
+        self.gates = nn.Linear(hidden + 2, 2)  # forget and input, each by [h, w, its last value]
+        nn.init.uniform_(self.gates.weight, -0.01, 0.01)
+        with torch.no_grad():
+            self.gates.bias.copy_(torch.cat([torch.empty(1).uniform_(4, 6), torch.empty(1).uniform_(-5, -4)]))
+
+    @full_precision
+    def forward(
+        self, weights: Tensor, gradients: Tensor, losses: Tensor, memory: Memory | None
+    ) -> tuple[Tensor, Memory]:
+        of_loss = log_and_sign(losses, LOG_RANGE).unsqueeze(1).expand(-1, weights.shape[1], -1)
+        seen = torch.cat([log_and_sign(gradients, LOG_RANGE), of_loss], dim=-1).flatten(0, 1)
+        output, cell = self.lstm(seen, None if memory is None else memory[:2])
+        last = weights.new_zeros(*weights.shape, 2) if memory is None else memory[2]
+        by_output, by_weight, by_last = self.gates.weight.split([self.hidden, 1, 1], dim=1)
+        scores = F.linear(output, by_output, self.gates.bias).view_as(last)
+        gates = torch.sigmoid(scores + weights.unsqueeze(-1) * by_weight.squeeze(1) + last * by_last.squeeze(1))
+        forget, admit = gates.unbind(-1)
+        return forget * weights - admit * gradients, (output, cell, gates)

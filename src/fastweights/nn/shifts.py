@@ -1,0 +1,105 @@
+"""Conditionally shifted neurons (Munkhdalai et al., 2018): what all networks with them share, as pure tensor functions.
+
+In the description phase every support example i leaves a key k_i, by a network of its own, and for each shifted layer a
+shift for every neuron of it, v_i = g(I_i): an MLP g maps the *conditioning information* I_i of each neuron by itself. A
+query with key k adds to its neurons the shifts of the examples that it resembles:
+
+    b = sum_i softmax_i(k . k_i) v_i,    h = act(a) + act(b);    at the logits a + b
+
+There are two kinds of information for a neuron with the pre-activation a:
+
+- `gradient`, dL/da: one number, given to g by its logarithm and sign.
+- `df`, direct feedback, act'(a) dL/dz with z the logits: one number per logit, and no pass backwards.
+
+At the logits both are dL/dz, one number for each logit.
+
+Shapes: T tasks, n support examples, q queries, U the shape of a layer's activations, C logits. A memory of shifts is
+plain tensors, keys (T, n, D) and for each layer shifts (T, n, *U); examples are added by concatenation.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastweights.nn.init import SLOPE, he_init
+from fastweights.nn.rules import log_and_sign
+
+SIMILARITIES = ("dot", "scaled", "cosine")
+"""How queries are compared with keys: by dot products, by these over the square root of their width, by cosines."""
+
+
+class ShiftMap(nn.Module):
+    """g: the conditioning information of a neuron (..., inputs) -> its shift (...), the same MLP for every neuron.
+
+    Three layers with leaky ReLU, `hidden` units in each of the first two.
+    """
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            he_init(nn.Linear(inputs, hidden), SLOPE),
+            nn.LeakyReLU(SLOPE),
+            he_init(nn.Linear(hidden, hidden), SLOPE),
+            nn.LeakyReLU(SLOPE),
+            he_init(nn.Linear(hidden, 1), 1.0),
+        )
+
+    def forward(self, information: Tensor) -> Tensor:
+        return self.mlp(information).squeeze(-1)
+
+
+class GradientMap(ShiftMap):
+    """g of error gradients: any tensor of them -> shifts of the same shape."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(2, hidden)
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        return super().forward(log_and_sign(gradient))
+
+
+def output_error(logits: Tensor, labels: Tensor) -> Tensor:
+    """dL/dz of the cross-entropy of each example by itself: logits (T, n, C), labels (T, n) -> (T, n, C)."""
+    return logits.softmax(-1) - F.one_hot(labels, logits.shape[-1]).to(logits.dtype)
+
+
+def direct_feedback(derivative: Tensor, error: Tensor) -> Tensor:
+    """act'(a) of neurons (T, n, *U) times the error at the logits (T, n, C): (T, n, *U, C)."""
+    layer = derivative.dim() - error.dim() + 1
+    return derivative.unsqueeze(-1) * error.reshape(*error.shape[:-1], *[1] * layer, error.shape[-1])
+
+
+def leaky_feedback_shifts(shift_map: ShiftMap, active: Tensor, error: Tensor, slope: float) -> Tensor:
+    """The shifts of neurons under a leaky ReLU by direct feedback: which are above zero (T, n, *U), error (T, n, C).
+
+    The derivative of a leaky ReLU is 1 or its slope, so an example has two kinds of neurons and g is computed twice,
+    not once for each neuron: the same as `shift_map(direct_feedback(derivative, error))`.
+    """
+    shape = (*active.shape[:2], *[1] * (active.dim() - 2))
+    above, below = (shift_map(factor * error).view(shape) for factor in (1.0, slope))
+    return torch.where(active, above, below)
+
+
+def attend(queries: Tensor, keys: Tensor, similarity: str = "dot", present: Tensor | None = None) -> Tensor:
+    """Attention (T, q, n) of queries (T, q, D) over keys (T, n, D), of which only those `present` (T, n) count."""
+    if similarity == "cosine":
+        queries, keys = F.normalize(queries, dim=-1), F.normalize(keys, dim=-1)
+    if similarity == "scaled":
+        queries = queries / math.sqrt(queries.shape[-1])
+    scores = queries @ keys.mT
+    if present is not None:  # a task of nothing but absent examples has no attention, rather than NaN
+        scores = scores.masked_fill(~present.unsqueeze(1), torch.finfo(scores.dtype).min)
+        return scores.softmax(-1) * present.unsqueeze(1)
+    return scores.softmax(-1)
+
+
+def read_shifts(attention: Tensor, shifts: Tensor) -> Tensor:
+    """The shifts of queries: attention (T, q, n) over the examples' shifts (T, n, *U) -> (T, q, *U)."""
+    return (attention @ shifts.flatten(2)).unflatten(2, shifts.shape[2:])
+
+
+def add_shift(a: Tensor, shift: Tensor, slope: float = SLOPE) -> Tensor:
+    """act(a) + act(b) with a leaky ReLU."""
+    return F.leaky_relu(a, slope) + F.leaky_relu(shift, slope)
