@@ -26,6 +26,7 @@ def tables(lines: Iterable[Line]) -> str:
         "### Learners, ms per task": (tasks_table, [line for line in latest if "train_tasks_per_second" in line]),
         "### Growing shots": (shots_table, [line for line in latest if "shots" in line]),
         "### Evaluating": (evaluation_table, [line for line in latest if "evaluated_tasks" in line]),
+        "### Classifying keys": (classifier_table, [line for line in latest if "classifier" in line]),
         "### On a CPU": (cpu_table, [line for line in latest if "threads" in line]),
     }
     return "\n\n".join(f"{title}\n\n{make(mine)}" for title, (make, mine) in kinds.items() if mine)
@@ -37,7 +38,18 @@ def latest_of(lines: Iterable[Line]) -> list[Line]:
 
 def identity(line: Line) -> str:
     """What a measurement is of; of two with the same identity the later counts."""
-    names = ("job", "learner", "changes", "tasks_at_once", "evaluated_tasks", "shots", "threads", "format")
+    names = (
+        "job",
+        "learner",
+        "changes",
+        "tasks_at_once",
+        "evaluated_tasks",
+        "shots",
+        "threads",
+        "format",
+        "classifier",
+        "classes",
+    )
     return str([line.get(name) for name in (*names, "wait_policy", "precision", "device")])
 
 
@@ -89,6 +101,24 @@ def evaluation_table(lines: list[Line]) -> str:
         times = (f"{apart:.3g}", f"{shared:.3g}", f"{apart / shared:.1f} x")
         rows.append([line["learner"], f"{line['evaluated_tasks']:,}", *times, machine(line)])
     return markdown(heads, rows)
+
+
+def classifier_table(lines: list[Line]) -> str:
+    heads = ["method", "classes", "right, %", "fit ms", "ms a query", "one example more, ms", "on"]
+    cells = ("fit_ms", "predict_ms_per_query", "add_one_ms")
+    return markdown(
+        heads,
+        (
+            [
+                line["classifier"],
+                f"{line['classes']:,}",
+                f"{line['accuracy']:.1f}",
+                *(f"{line[c]:.3g}" for c in cells),
+                line["device"],
+            ]
+            for line in lines
+        ),
+    )
 
 
 def cpu_table(lines: list[Line]) -> str:

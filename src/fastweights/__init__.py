@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what is public; at run time a name is imported when it is first asked for
+    from fastweights.classifier import Classifier
     from fastweights.data import Dataset, Items, load, read_pictures
     from fastweights.evaluation import Evaluation, evaluate
     from fastweights.learners import KeyLearner, Learner, LearnerSettings, Preset, build_learner, preset, register
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # what is public; at run time a name is imported when it is f
     from fastweights.utils.errors import UserError
 
 _HOMES = {
+    "classifier": "Classifier",
     "data": "Dataset Items load read_pictures",
     "evaluation": "Evaluation evaluate",
     "learners": "KeyLearner Learner LearnerSettings Preset build_learner preset register",
@@ -29,6 +31,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 # fmt: off
 __all__ = [  # noqa: RUF022 (by room)
+    "Classifier",
     "Dataset", "Items", "load", "read_pictures",
     "Evaluation", "evaluate",
     "KeyLearner", "Learner", "LearnerSettings", "Preset", "build_learner", "preset", "register",

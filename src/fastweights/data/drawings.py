@@ -5,7 +5,6 @@ What the shipped model `drawings` is trained on. Training classes are those of O
 pen. Validation and test classes are Omniglot's alone.
 """
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,8 @@ raw_zips, have_raw, get, verify = omniglot.raw_zips, omniglot.have_raw, omniglot
 
 def prepare(root: Path, variant: str = "", progress: Report = silent) -> Path:
     """Write the prepared form and return its folder."""
-    characters, hashes = {}, {}
+    characters: dict[str, np.ndarray] = {}
+    hashes = {}
     for finding, half in zip(omniglot.verify(root), omniglot.HALVES, strict=True):
         hashes[half] = finding.content_hash
         with Files([omniglot.raw_zips(root)[half]]) as files:
@@ -54,12 +54,12 @@ def _omniglot_classes(names: list[str], characters: dict[str, np.ndarray]) -> It
 def _stroke_classes(root: Path, progress: Report) -> Items:
     """The training classes of `strokes`, prepared anew."""
     items = strokes.load(root).splits["train"]
-    done = partial(progress, "preparing strokes", total=len(items.values))
     values = []
     for number, drawing in enumerate(items.values.squeeze(-1).numpy()):
-        values.append(ink.prepare(Image.fromarray(drawing), thicker=number % THICKER_EACH == 0).pixels)
+        values.append(ink.prepare(Image.fromarray(drawing), thicker=number % THICKER_EACH == 0))
         if number % 1000 == 0:
-            done(number)
+            progress("preparing strokes", number, len(items.values))
+    progress("preparing strokes", len(values), len(values))
     names = tuple(f"strokes/{name}" for name in items.names)
     return Items(torch.from_numpy(np.stack(values)), items.offsets, names)
 
@@ -67,4 +67,4 @@ def _stroke_classes(root: Path, progress: Report) -> Items:
 def _decode(data: bytes, name: str) -> np.ndarray:
     number = int(name.rpartition("_")[2].removesuffix(".png"))
     with opened(data, name, omniglot.RAW_SIZE) as image:
-        return ink.prepare(image, thicker=number % THICKER_EACH == 0).pixels
+        return ink.prepare(image, thicker=number % THICKER_EACH == 0)

@@ -18,50 +18,72 @@ FILLED = 20 / 28
 """The share of the side that the longer side of a drawing fills."""
 FAINT = 0.25
 """Ink fainter than this share of the darkest is paper: shadows, grain and the traces of JPEG."""
+GRAIN = 8
+"""Where nothing stands out of the paper by more than this many of 255 levels of brightness, there is no ink."""
 THIN = 1.0
 """Pens thinner than this many pixels of the small drawing are thickened to about that."""
 LARGEST = 192
 """Larger pictures are shrunk to this many pixels before anything else: no stroke is lost by it, and it costs less."""
 
 
-@dataclass(frozen=True)
-class Ink:
-    """A prepared drawing, and what was noticed."""
+PHOTO_COVERAGE, PHOTO_GRAIN = 0.22, 0.5
+"""A picture with more ink than this, more of it neither dark nor light, is a photograph."""
 
-    pixels: np.ndarray
-    """(SIDE, SIDE, 1) uint8: ink is 255 on 0."""
+
+@dataclass(frozen=True)
+class Look:
+    """What a picture looks like, taken as a drawing."""
+
+    ink: np.ndarray
+    """(height, width) from 0 to 1, of a picture of at most `LARGEST` pixels."""
+    marked: np.ndarray
+    """(height, width): which of it is ink."""
     on_dark: bool
-    """Whether the ink was brighter than the paper."""
+    """Whether the ink is brighter than the paper."""
     coverage: float
-    """The share of the picture that is ink: near a half for photographs."""
+    """The share of the picture that is ink: around a half for photographs."""
     colourful: float
     """How much of the ink has a colour, from 0 to 1."""
+    grain: float
+    """The share of the ink that is neither dark nor light: little in drawings, much in photographs."""
 
     @property
     def blank(self) -> bool:
         return self.coverage == 0
 
+    @property
+    def is_photo(self) -> bool:
+        return self.coverage > PHOTO_COVERAGE and self.grain > PHOTO_GRAIN
 
-def prepare(image: Image.Image, *, thicker: bool = False) -> Ink:
-    """A picture as a prepared drawing; `thicker` as if by a broader pen, for variety in training."""
-    image.draft("RGB", (LARGEST, LARGEST))  # of a JPEG only so much is decoded
-    rgb = _flattened(image)
+
+def prepare(image: Image.Image, *, thicker: bool = False) -> np.ndarray:
+    """A picture as a prepared drawing (SIDE, SIDE, 1) uint8, ink 255 on 0; a blank one is all zeros.
+
+    `thicker` is as if by a broader pen, for variety in training.
+    """
+    return lay_out(look(image), thicker=thicker)
+
+
+def look(image: Image.Image) -> Look:
+    """Find the paper and the ink of a picture."""
+    rgb = flattened(image)
     rgb.thumbnail((LARGEST, LARGEST), Image.Resampling.BOX)
     pixels = np.asarray(rgb, dtype=np.float32)
     paper = _paper(pixels)
     away = _largest_channel(np.abs(pixels - paper))
     strongest = max(float(np.quantile(away, 0.995)), float(away.max()) / 2)
-    if strongest < 8:  # nothing stands out of the paper by more than grain
-        return Ink(np.zeros((SIDE, SIDE, 1), np.uint8), False, 0.0, 0.0)
+    if strongest < GRAIN:
+        nothing = np.zeros(away.shape, np.float32)
+        return Look(nothing, nothing > 0, False, 0.0, 0.0, 0.0)
     ink = np.clip((away / strongest - FAINT) / (1 - FAINT), 0, 1)
     marked = ink > 0.25
     inked = pixels[marked]
     spread = _largest_channel(inked) + _largest_channel(-inked)
-    on_dark = bool(inked.mean() > paper.mean())
-    return Ink(_laid_out(ink, marked, thicker), on_dark, float(marked.mean()), float(np.clip(spread / 128, 0, 1).mean()))
+    on_dark, colourful = bool(inked.mean() > paper.mean()), float(np.clip(spread / 128, 0, 1).mean())
+    return Look(ink, marked, on_dark, float(marked.mean()), colourful, float((ink[marked] < 0.75).mean()))
 
 
-def _flattened(image: Image.Image) -> Image.Image:
+def flattened(image: Image.Image) -> Image.Image:
     """Transparent pictures on white or, where that would hide them, on black."""
     if "A" not in image.getbands() and "transparency" not in image.info:
         return image.convert("RGB")
@@ -84,8 +106,11 @@ def _paper(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(np.median(np.concatenate([side.reshape(-1, 3) for side in edge]), axis=0))
 
 
-def _laid_out(ink: np.ndarray, marked: np.ndarray, thicker: bool) -> np.ndarray:
-    """Ink (height, width) from 0 to 1, cropped to what is marked, centred and shrunk: (SIDE, SIDE, 1) uint8."""
+def lay_out(seen: Look, *, thicker: bool = False) -> np.ndarray:
+    """The ink of a picture cropped, centred and shrunk: (SIDE, SIDE, 1) uint8."""
+    ink, marked = seen.ink, seen.marked
+    if seen.blank:
+        return np.zeros((SIDE, SIDE, 1), np.uint8)
     rows, columns = np.flatnonzero(marked.any(1)), np.flatnonzero(marked.any(0))
     top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
     side = max(bottom - top, right - left) / FILLED

@@ -207,20 +207,25 @@ def _mostly_grey(files: Files, groups: Groups) -> bool:
 
 
 def _decode(data: bytes, name: str, shape: Sequence[int], negative: bool) -> np.ndarray:
-    height, width, channels = shape
     with opened(data, name) as image:
-        upright = _eight_bit(ImageOps.exif_transpose(image), name)
-        if "A" in upright.getbands() or "transparency" in upright.info:
-            upright = upright.convert("RGBA")
-            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
-        grey_or_rgb = upright.convert("L" if channels == 1 else "RGB")
-        fitted = ImageOps.fit(grey_or_rgb, (width, height), Image.Resampling.LANCZOS)
-        pixels = np.asarray(fitted).reshape(shape)
+        return as_pixels(ImageOps.exif_transpose(image), name, shape, negative)
+
+
+def as_pixels(image: Image.Image, name: str, shape: Sequence[int], negative: bool) -> np.ndarray:
+    """A picture cut to a shape (height, width, channels), transparency on white, perhaps inverted: uint8."""
+    height, width, channels = shape
+    upright = eight_bit(image, name)
+    if "A" in upright.getbands() or "transparency" in upright.info:
+        upright = upright.convert("RGBA")
+        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
+    grey_or_rgb = upright.convert("L" if channels == 1 else "RGB")
+    fitted = ImageOps.fit(grey_or_rgb, (width, height), Image.Resampling.LANCZOS)
+    pixels = np.asarray(fitted).reshape(tuple(shape))
     return 255 - pixels if negative else pixels
 
 
-def _eight_bit(image: Image.Image, name: str) -> Image.Image:
-    """Pillow clips pixels where a mode has more than 8 bits; scale them instead. Those that fit into 8 bits stay."""
+def eight_bit(image: Image.Image, name: str) -> Image.Image:
+    """A picture of 8 bits a channel. Pillow clips pixels of modes with more; scale these, unless they fit into 8."""
     if not image.mode.startswith(("I", "F")):
         return image
     values = np.asarray(image, dtype=np.float64)

@@ -12,7 +12,12 @@ from fastweights.data.prepared import default_data_root, find_prepared, open_dat
 from fastweights.utils.errors import UserError, did_you_mean
 from fastweights.utils.progress import Report, silent
 
-BENCHMARKS: dict[str, ModuleType] = {"omniglot": omniglot, "mini-imagenet": mini_imagenet, "ptb": ptb, "drawings": drawings}
+BENCHMARKS: dict[str, ModuleType] = {
+    "omniglot": omniglot,
+    "mini-imagenet": mini_imagenet,
+    "ptb": ptb,
+    "drawings": drawings,
+}
 """Each module has NAME, VARIANTS (the default first), have_raw, get, verify and prepare."""
 NAMES = ("strokes", *BENCHMARKS)
 

@@ -1,0 +1,5 @@
+"""For people with data of their own: a few examples of each class, and labels for the rest."""
+
+from fastweights.classifier.estimator import Classifier, Explanation
+
+__all__ = ["Classifier", "Explanation"]

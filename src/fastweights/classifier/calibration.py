@@ -1,0 +1,224 @@
+"""Honest confidence and "none of these": how similarities become probabilities, set on held-out tasks.
+
+A query's cosines with the classes become probabilities by a softmax of scale * similarity. How sharp it may be depends
+on the number of classes and of examples, log scale = a + b log N + c log K, fitted to the likelihood of the right
+answers in held-out tasks of many shapes. Whether a query belongs to any of the classes is answered by a logistic
+regression on how similar the nearest class is and how far ahead of the next, fitted to held-out queries of known and of
+unknown classes. Both are refined on the user's own examples, each asked without itself.
+
+A class of n examples has a sum that points at its middle the better the larger n is: queries of the class come nearer
+to it. Similarities are therefore multiplied by the length that the mean of n keys is expected to have,
+sqrt((1 + (n - 1) r) / n) with r the mean cosine of two keys of one class, so that a class of five examples is not
+preferred to a class of one.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from fastweights.classifier.memory import Memory
+
+BINS = 15
+"""Bins of the expected calibration error."""
+ASKED = 500
+"""Examples asked without themselves to refine a calibration: more say nothing new."""
+TRUST = 0.5
+"""How far, as a standard deviation of its logarithm, the scale may well be off for data of another kind."""
+WEIGHT_TRUST = np.array([2.0, 1.0, 1.0, 0.1, 0.1])
+"""The same for the weights of the logistic regression; those of the numbers of classes and examples hardly move."""
+SHARPEST = 20.0
+"""The logarithm of the largest scale: a softmax as sharp as any."""
+LARGEST = 1000.0
+"""No number of a calibration is larger."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What turns cosines into probabilities. The defaults are for keys that nothing is known about."""
+
+    log_scale: float = math.log(10.0)
+    by_classes: float = 0.0
+    by_shots: float = 0.0
+    within: float = 0.5
+    """The mean cosine of two keys of one class (r)."""
+    known: tuple[float, float, float, float, float] = (-5.0, 10.0, 5.0, 0.0, 0.0)
+    """Weights of: 1, the largest similarity, its lead over the next, log N, log K."""
+
+    def similarities(self, cosines: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Cosines (q, N) with sums of so many examples (N) or (q, N), comparable whatever these numbers are."""
+        counts = np.maximum(counts, 1)
+        return cosines * np.sqrt((1 + (counts - 1) * self.within) / counts)
+
+    def scale(self, classes: int, shots: float) -> float:
+        log_scale = self.log_scale + self.by_classes * math.log(classes) + self.by_shots * math.log(shots)
+        return math.exp(min(log_scale, SHARPEST))
+
+    def probabilities(self, cosines: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """(q, N), each row of sum 1."""
+        scale = self.scale(cosines.shape[1], float(counts.mean()))
+        return softmax(scale * self.similarities(cosines, counts))
+
+    def knowns(self, cosines: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The probability (q) that a query belongs to any of the classes, where as many do as do not."""
+        features = self.features(self.similarities(cosines, counts), float(counts.mean()))
+        return sigmoid(features @ np.array(self.known))
+
+    @staticmethod
+    def features(similarities: np.ndarray, shots: float) -> np.ndarray:
+        """(q, 5): what is known of a query before it is decided whether it is known."""
+        classes = similarities.shape[1]
+        best = np.partition(similarities, -2, axis=1)[:, -2:] if classes > 1 else similarities.repeat(2, axis=1)
+        ones = np.ones(len(similarities))
+        lead = best[:, 1] - best[:, 0]
+        return np.stack([ones, best[:, 1], lead, math.log(classes) * ones, math.log(shots) * ones], axis=1)
+
+    def refined(self, memory: Memory, *, trusted: bool = True) -> Self:
+        """Set anew for a memory's own examples, each asked without itself; where no class has two, as it is.
+
+        A calibration that is not `trusted`, being of keys that nothing is known about, is taken as a guess only.
+        """
+        asked, cosines = memory.left_out()
+        if len(asked) < 2 or memory.classes < 2:
+            return self
+        if len(asked) > ASKED:
+            some = np.linspace(0, len(asked) - 1, ASKED).astype(int)
+            asked, cosines = asked[some], cosines[some]
+        own, rows = memory.class_of[asked], np.arange(len(asked))
+        base = self if trusted else replace(self, within=_within(memory))
+        counts = np.broadcast_to(memory.counts, cosines.shape).copy()
+        counts[rows, own] -= 1
+        similarities, shots = base.similarities(cosines, counts), float(memory.counts.mean())
+        shift = _best_shift(similarities, own, base.scale(memory.classes, shots), TRUST if trusted else 3.0)
+        others = np.ones(similarities.shape, bool)
+        others[rows, own] = False
+        without = similarities[others].reshape(len(asked), -1)  # as if its class were not there
+        features = np.concatenate([base.features(similarities, shots), base.features(without, shots)])
+        is_known = np.repeat([1.0, 0.0], len(asked))
+        weights = fit_logistic(features, is_known, np.array(base.known), WEIGHT_TRUST * (1 if trusted else 5))
+        return replace(base, log_scale=base.log_scale + shift, known=tuple(weights.tolist()))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        names = ("log_scale", "by_classes", "by_shots", "within")
+        numbers, known = {name: values[name] for name in names}, tuple(values["known"])
+        if (
+            len(known) != 5
+            or not all(map(_is_moderate, (*numbers.values(), *known)))
+            or not 0 <= numbers["within"] <= 1
+        ):
+            raise ValueError("a calibration has four numbers and five weights, none of them out of bounds")
+        return cls(**{name: float(number) for name, number in numbers.items()}, known=tuple(map(float, known)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Held-out tasks of one shape, answered: cosines with N classes of K examples each."""
+
+    shots: int
+    cosines: np.ndarray
+    """(q, N) of queries that belong to one of the classes."""
+    answers: np.ndarray
+    """(q) which."""
+    strangers: np.ndarray
+    """(u, N) of queries that belong to none."""
+
+    @property
+    def counts(self) -> np.ndarray:
+        return np.full(self.cosines.shape[1], self.shots)
+
+
+def fit(tasks: list[Asked], within: float) -> Calibration:
+    """The calibration that makes the right answers of held-out tasks likeliest, tasks of each shape counting alike."""
+    from scipy.optimize import minimize  # deferred: only who makes a calibration needs it
+
+    start = Calibration(within=within)
+    scaled = [(start.similarities(one.cosines, one.counts), one) for one in tasks]
+
+    def loss(scale: np.ndarray) -> float:
+        a, b, c = scale
+        sharpness = [math.exp(a + b * math.log(one.cosines.shape[1]) + c * math.log(one.shots)) for one in tasks]
+        return float(np.mean([_loss(s, one.answers, k) for k, (s, one) in zip(sharpness, scaled, strict=True)]))
+
+    a, b, c = minimize(loss, np.array([start.log_scale, 0.0, 0.0]), method="Nelder-Mead").x
+    features, known = [], []
+    for similarities, one in scaled:
+        others = start.similarities(one.strangers, one.counts)
+        features += [start.features(similarities, one.shots), start.features(others, one.shots)]
+        known += [np.ones(len(similarities)), np.zeros(len(others))]
+    weights = fit_logistic(np.concatenate(features), np.concatenate(known), np.zeros(5), np.full(5, 100.0))
+    return Calibration(float(a), float(b), float(c), within, tuple(weights.tolist()))
+
+
+def fit_logistic(features: np.ndarray, answers: np.ndarray, prior: np.ndarray, trust: np.ndarray) -> np.ndarray:
+    """Weights of a logistic regression that stay near `prior`, give or take `trust`: by Newton's method."""
+    weights, precision = prior.copy(), np.diag(1 / trust**2)
+    for _ in range(50):
+        chances = sigmoid(features @ weights)
+        slope = features.T @ (chances - answers) + precision @ (weights - prior)
+        curve = (features * (chances * (1 - chances))[:, None]).T @ features + precision
+        step = np.linalg.solve(curve, slope)
+        weights = weights - np.clip(step, -5, 5)
+        if np.abs(step).max() < 1e-8:
+            break
+    return weights
+
+
+def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """How far confidence and accuracy are apart, on average over `BINS` bins of confidence."""
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [abs(confidence[bins == b].mean() - right[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
+    return float(sum(gaps))
+
+
+def auroc(known: np.ndarray, unknown: np.ndarray) -> float:
+    """How often a known query has a higher score than an unknown one; ties count half."""
+    order = np.concatenate([known, unknown])
+    _, places, counts = np.unique(order, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    wins = ranks[: len(known)].sum() - len(known) * (len(known) + 1) / 2
+    return float(wins / (len(known) * len(unknown)))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(0.5 * (1 + np.tanh(x / 2)))
+
+
+def _is_moderate(number: Any) -> bool:
+    return type(number) in (int, float) and -LARGEST <= number <= LARGEST
+
+
+def _loss(similarities: np.ndarray, answers: np.ndarray, scale: float) -> float:
+    """The mean negative log-likelihood of the right answers."""
+    logits = scale * similarities
+    top = logits.max(axis=1)
+    total = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+    return float((total - logits[np.arange(len(answers)), answers]).mean())
+
+
+def _best_shift(similarities: np.ndarray, answers: np.ndarray, scale: float, trust: float) -> float:
+    """By how much the logarithm of the scale is best moved, the less the fewer examples say so."""
+    shifts = np.linspace(-3, 3, 121)
+    losses = [
+        len(answers) * _loss(similarities, answers, scale * math.exp(shift)) + (shift / trust) ** 2 / 2
+        for shift in shifts
+    ]
+    return float(shifts[int(np.argmin(losses))])
+
+
+def _within(memory: Memory) -> float:
+    """The mean cosine of two keys of one class, from the lengths of the sums: |S|^2 = n + n (n - 1) r."""
+    several = memory.counts > 1
+    n = memory.counts[several].astype(float)
+    squares = (memory.sums[several].astype(float) ** 2).sum(1)
+    return float(np.clip(((squares - n).sum()) / (n * (n - 1)).sum(), 0.0, 1.0))

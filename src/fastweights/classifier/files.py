@@ -1,0 +1,207 @@
+"""A classifier in one file, `.fw`: safetensors with the keys of its examples and, as JSON, all else. No pickle.
+
+A shipped model is named with its digest, any other is stored along. A digest over everything is verified when the file
+is read, and every claim is checked against the tensors before it is believed.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fastweights.classifier.calibration import Calibration
+from fastweights.classifier.errors import InputError
+from fastweights.classifier.inputs import PREPARATIONS, Preparation
+from fastweights.classifier.memory import Memory
+from fastweights.classifier.models import Model, find_model, seeing_keys, shipped_models
+from fastweights.learners.registry import SYSTEMS, LearnerSettings, build_learner
+from fastweights.learners.saved import fill, fingerprint
+from fastweights.utils.devices import find_device
+from fastweights.utils.errors import UserError
+from fastweights.utils.files import replacing
+
+FORMAT = "fastweights-classifier-1"
+LARGEST = 64 * 2**30
+"""Bytes; a larger file is no classifier."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file holds."""
+
+    model: Model | None
+    """None where the examples are embeddings."""
+    memory: Memory
+
+
+def write(path: Path | str, model: Model | None, memory: Memory) -> None:
+    """Write a classifier. The file appears whole or not at all."""
+    with memory.unchanged():
+        if not len(memory):
+            raise InputError("there is nothing to save yet; show it some examples first.")
+        tensors = {
+            "memory.keys": torch.from_numpy(memory.keys.copy()),
+            "memory.class_of": torch.from_numpy(memory.class_of.copy()),
+        }
+        labels, names = list(memory.labels), list(memory.names)
+    header: dict[str, Any] = {"labels": [_written(label) for label in labels], "examples": names}
+    header["model"], weights = _described(model)
+    tensors |= {f"model.{name}": tensor for name, tensor in weights.items()}
+    text = json.dumps(header)  # in ASCII: names of files need not be Unicode
+    metadata = {"format": FORMAT, "classifier": text, "digest": _digest(tensors, text)}
+    path = Path(path)
+    try:
+        with replacing(path) as draft:
+            save_file(tensors, draft, metadata=metadata)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} cannot be written ({error}), the former file is kept; make room.") from None
+    except UserError as error:
+        raise InputError(str(error)) from None
+
+
+def read(path: Path | str, model: Any = None, device: str = "cpu") -> Stored:
+    """Read a classifier; a model that could not be stored along has to be given."""
+    path = Path(path)
+    tensors, metadata = _opened(path)
+    if metadata.get("format") != FORMAT:
+        known = metadata.get("format", "")
+        version = "a model, not a classifier" if known == "fastweights-1" else "of another version of fastweights"
+        raise InputError(f"{path} is {version}; make one with `fastweights learn`.")
+    if metadata.get("digest") != _digest(tensors, metadata.get("classifier", "")):
+        raise InputError(f"{path} is damaged: its contents do not match their digest; restore it from a copy.")
+    try:
+        header = json.loads(metadata["classifier"])
+        memory = _memory_in(tensors, header)
+        found = _model_in(path, tensors, header["model"], model, device)
+        if found is not None and found.width != memory.width:
+            raise ValueError(f"keys of width {memory.width} for a model of width {found.width}")
+    except UserError as error:
+        raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IndexError, OverflowError) as error:
+        raise InputError(f"{path} contradicts itself ({error}); restore it from a copy.") from None
+    return Stored(found, memory)
+
+
+def _opened(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "is no plain file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}; name a classifier that `fastweights learn` made.")
+    if path.stat().st_size > LARGEST:
+        raise InputError(f"{path} is too large for a classifier; name another file.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is cut off or no classifier ({error}); restore it from a copy.") from None
+
+
+def _memory_in(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Memory:
+    keys, class_of = tensors["memory.keys"], tensors["memory.class_of"]
+    labels, names = [_read_label(label) for label in header["labels"]], header["examples"]
+    if keys.dtype != torch.float32 or keys.dim() != 2 or class_of.dtype != torch.int64:
+        raise ValueError(f"keys of {keys.dtype} and shape {tuple(keys.shape)}, classes of {class_of.dtype}")
+    if class_of.dim() != 1 or not len(keys) == len(class_of) == len(names) or not keys.numel():
+        raise ValueError("keys, classes and names do not belong together")
+    lengths = torch.linalg.vector_norm(keys, dim=1)
+    if not ((lengths - 1).abs() < 1e-3).logical_or(lengths == 0).all():
+        raise ValueError("keys that are not of length one")
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+        or len(set(labels)) != len(labels)
+    ):
+        raise ValueError("names that are no names, or twice the same class")
+    if set(class_of.tolist()) != set(range(len(labels))):
+        raise ValueError("classes without examples, or examples without a class")
+    memory = Memory(keys.shape[1])
+    memory.restore(keys.numpy(), class_of.numpy(), labels, names)
+    return memory
+
+
+def _described(model: Model | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A model as a file names it, and the weights that are stored along."""
+    if model is None:
+        return {"kind": "embeddings"}, {}
+    if model.shipped:
+        return {"kind": "shipped", "name": model.name, "digest": model.digest}, {}
+    settings = model.learner.settings
+    if settings is None or settings.system not in SYSTEMS:
+        return {"kind": "given", "digest": model.digest}, {}
+    weights = {name: t.detach().cpu().contiguous().clone() for name, t in model.learner.state_dict().items()}
+    prepared = {"preparation": model.preparation.kind, "bright_ink": model.preparation.bright_ink}
+    calibrated = {} if model.calibration is None else {"calibration": model.calibration.to_json()}
+    return {"kind": "stored", "name": model.name, "learner": settings.to_json(), **prepared, **calibrated}, weights
+
+
+def _model_in(
+    path: Path, tensors: Mapping[str, Tensor], said: Mapping[str, Any], given: Any, device: str
+) -> Model | None:
+    kind = said["kind"]
+    if kind == "embeddings":
+        return None
+    if kind in ("shipped", "given"):
+        if kind == "given" and given is None:
+            raise InputError(f"{path} was made with a learner of your own; give it: Classifier.load(path, model=...).")
+        if kind == "shipped" and said["name"] not in shipped_models():
+            raise InputError(f"{path} was made with {said['name']!r}, which this version of fastweights does not have.")
+        model = find_model(said["name"] if kind == "shipped" else given, device)
+        if model.digest != said["digest"]:
+            other = "another version of the model" if kind == "shipped" else "other weights than the learner given"
+            raise InputError(f"{path} was made with {other}; learn the examples again.")
+        return model
+    if kind != "stored" or said["preparation"] not in PREPARATIONS:
+        raise ValueError(f"there is no such model: {kind}")
+    settings = LearnerSettings.from_json(said["learner"])
+    weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+    learner = _built(settings, weights, path).to(find_device(device))
+    height, width, channels = settings.item_shape
+    preparation = Preparation(said["preparation"], (height, width, channels), bool(said["bright_ink"]))
+    calibration = Calibration.from_json(said["calibration"]) if "calibration" in said else None
+    return Model(str(said["name"]), learner, preparation, calibration, fingerprint(learner))
+
+
+def _built(settings: LearnerSettings, weights: Mapping[str, Tensor], path: Path) -> Any:
+    """A learner, once its settings are known to fit the weights: nothing of the size they claim is made before."""
+    claimed, most = settings.to_json(), sum(tensor.numel() for tensor in weights.values())
+    numbers = [n for value in claimed.values() for n in (value if isinstance(value, tuple) else (value,))]
+    if any(isinstance(n, int) and n > most for n in numbers) or claimed.get("layers", 0) > len(weights):
+        raise ValueError("its settings claim more than there are weights")
+    with torch.device("meta"):
+        wanted = {name: (t.shape, t.dtype) for name, t in build_learner(settings).state_dict().items()}
+    if wanted != {name: (t.shape, t.dtype) for name, t in weights.items()}:
+        raise ValueError("its weights are not those of its model")
+    learner = build_learner(settings)
+    fill(learner, dict(weights), path)
+    return seeing_keys(learner.eval().requires_grad_(False))
+
+
+def _written(label: Any) -> Any:
+    """A label as JSON: texts and numbers as they are."""
+    if isinstance(label, np.generic):
+        label = label.item()
+    if not isinstance(label, (str, int, float, bool)):
+        raise InputError(f"a class is saved by a text or a number, not by {label!r}.")
+    return label
+
+
+def _read_label(label: Any) -> Any:
+    if not isinstance(label, (str, int, float, bool)):
+        raise ValueError(f"{label!r} is no name of a class")
+    return label
+
+
+def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"\0{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
