@@ -85,6 +85,7 @@ BEST: dict[str, Changes] = {
         "validate_every": 32_000, "pretrain_steps": 10_000, "pretrain_batch": 512, "pretrain_optimizer": "sgd",
         "pretrain_learning_rate": 0.1, "pretrain_weight_decay": 5e-4, "pretrain_label_smoothing": 0.1}),
     "mini-imagenet-*/fwcnn-gradient*": Changes({"steps": 3_000}),
+    "mini-imagenet-*/fwcnn-open": Changes(learner={"layer": "none"}),
     "mini-imagenet-5way-1shot/fwcnn-hebb": Changes({"norm_penalty": 10.0}),
     "mini-imagenet-5way-5shot/fwcnn-hebb": Changes({
         "steps": 12_000, "norm_penalty": 5.0, "key_norm": 3.0, "freeze_encoder_steps": 100, "schedule": "constant",
@@ -94,9 +95,11 @@ BEST: dict[str, Changes] = {
         "weight_decay": 0.05, "validate_every": 1_600, "pretrain_steps": 20_000, "pretrain_batch": 256,
         "pretrain_rotation": True}, {"dropout": 0.1}),
     # The layers above a pre-trained ResNet start from scratch: a small learning rate protects the encoder.
-    **{f"mini-imagenet-*/fwresnet-{rule}": Changes({
-        "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "key_norm": 3.0, "freeze_encoder_steps": 50})
-       for rule in ("normalised", "open")},
+    "mini-imagenet-*/fwresnet-normalised": Changes({
+        "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "key_norm": 3.0, "freeze_encoder_steps": 50}),
+    # The keys of the encoder go right into the open memory: nothing starts from scratch.
+    "mini-imagenet-*/fwresnet-open": Changes({
+        "learning_rate": 3e-4, "encoder_lr_scale": 1.0, "key_norm": 3.0, "freeze_encoder_steps": 0}, {"layer": "none"}),
     "mini-imagenet-5way-5shot/fwresnet-gradient*": Changes({
         "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "steps": 800}),
     "ptb-*": Changes({
