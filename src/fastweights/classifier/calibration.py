@@ -1,10 +1,11 @@
 """Honest confidence and "none of these": how similarities become probabilities, set on held-out tasks.
 
 A query's cosines with the classes become probabilities by a softmax of scale * similarity. How sharp it may be depends
-on the number of classes and of examples, log scale = a + b log N + c log K, fitted to the likelihood of the right
-answers in held-out tasks of many shapes. Whether a query belongs to any of the classes is answered by a logistic
-regression on how similar the nearest class is and how far ahead of the next, fitted to held-out queries of known and of
-unknown classes. Both are refined on the user's own examples, each asked without itself.
+on the number of classes and of examples, scale = exp(a + b log N) (1 + c) K / (K + c): it grows with the examples and
+levels off. It is fitted to the likelihood of the right answers in held-out tasks of many shapes. Whether a query
+belongs to any of the classes is answered by a logistic regression on how similar the nearest class is and how far ahead
+of the next, fitted to held-out queries of known and of unknown classes. Both are refined on the user's own examples,
+each asked without itself.
 
 A class of n examples has a sum that points at its middle the better the larger n is: queries of the class come nearer
 to it. Similarities are therefore multiplied by the length that the mean of n keys is expected to have,
@@ -29,6 +30,8 @@ TRUST = 0.5
 """How far, as a standard deviation of its logarithm, the scale may well be off for data of another kind."""
 WEIGHT_TRUST = np.array([2.0, 1.0, 1.0, 0.1, 0.1])
 """The same for the weights of the logistic regression; those of the numbers of classes and examples hardly move."""
+PAIRS = 2
+"""How many pairs of keys of one class the mean cosine that was given is worth."""
 SHARPEST = 20.0
 """The logarithm of the largest scale: a softmax as sharp as any."""
 LARGEST = 1000.0
@@ -42,6 +45,7 @@ class Calibration:
     log_scale: float = math.log(10.0)
     by_classes: float = 0.0
     by_shots: float = 0.0
+    """How many examples it takes to halve what is missing to the sharpest scale (c), 0 or more."""
     within: float = 0.5
     """The mean cosine of two keys of one class (r)."""
     known: tuple[float, float, float, float, float] = (-5.0, 10.0, 5.0, 0.0, 0.0)
@@ -53,8 +57,8 @@ class Calibration:
         return cosines * np.sqrt((1 + (counts - 1) * self.within) / counts)
 
     def scale(self, classes: int, shots: float) -> float:
-        log_scale = self.log_scale + self.by_classes * math.log(classes) + self.by_shots * math.log(shots)
-        return math.exp(min(log_scale, SHARPEST))
+        one_shot = math.exp(min(self.log_scale + self.by_classes * math.log(classes), SHARPEST))
+        return one_shot * (1 + self.by_shots) * shots / (shots + self.by_shots)
 
     def probabilities(self, cosines: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """(q, N), each row of sum 1."""
@@ -87,10 +91,10 @@ class Calibration:
             some = np.linspace(0, len(asked) - 1, ASKED).astype(int)
             asked, cosines = asked[some], cosines[some]
         own, rows = memory.class_of[asked], np.arange(len(asked))
-        base = self if trusted else replace(self, within=_within(memory))
-        counts = np.broadcast_to(memory.counts, cosines.shape).copy()
+        base = replace(self, within=_within(memory, self.within, PAIRS if trusted else 0))
+        counts = np.broadcast_to(memory.shots, cosines.shape).copy()
         counts[rows, own] -= 1
-        similarities, shots = base.similarities(cosines, counts), float(memory.counts.mean())
+        similarities, shots = base.similarities(cosines, counts), float(memory.shots.mean())
         shift = _best_shift(similarities, own, base.scale(memory.classes, shots), TRUST if trusted else 3.0)
         others = np.ones(similarities.shape, bool)
         others[rows, own] = False
@@ -111,6 +115,7 @@ class Calibration:
             len(known) != 5
             or not all(map(_is_moderate, (*numbers.values(), *known)))
             or not 0 <= numbers["within"] <= 1
+            or numbers["by_shots"] < 0
         ):
             raise ValueError("a calibration has four numbers and five weights, none of them out of bounds")
         return cls(**{name: float(number) for name, number in numbers.items()}, known=tuple(map(float, known)))  # type: ignore[arg-type]
@@ -140,19 +145,22 @@ def fit(tasks: list[Asked], within: float) -> Calibration:
     start = Calibration(within=within)
     scaled = [(start.similarities(one.cosines, one.counts), one) for one in tasks]
 
-    def loss(scale: np.ndarray) -> float:
-        a, b, c = scale
-        sharpness = [math.exp(a + b * math.log(one.cosines.shape[1]) + c * math.log(one.shots)) for one in tasks]
-        return float(np.mean([_loss(s, one.answers, k) for k, (s, one) in zip(sharpness, scaled, strict=True)]))
+    def with_scale(a: float, b: float, log_c: float) -> Calibration:
+        return replace(start, log_scale=a, by_classes=b, by_shots=math.exp(min(log_c, SHARPEST)))
 
-    a, b, c = minimize(loss, np.array([start.log_scale, 0.0, 0.0]), method="Nelder-Mead").x
+    def loss(numbers: np.ndarray) -> float:
+        tried = with_scale(*numbers.tolist())
+        scales = [tried.scale(one.cosines.shape[1], one.shots) for one in tasks]
+        return float(np.mean([_loss(s, one.answers, k) for k, (s, one) in zip(scales, scaled, strict=True)]))
+
+    found = minimize(loss, np.array([start.log_scale, 0.0, 0.0]), method="Nelder-Mead").x
     features, known = [], []
     for similarities, one in scaled:
         others = start.similarities(one.strangers, one.counts)
         features += [start.features(similarities, one.shots), start.features(others, one.shots)]
         known += [np.ones(len(similarities)), np.zeros(len(others))]
     weights = fit_logistic(np.concatenate(features), np.concatenate(known), np.zeros(5), np.full(5, 100.0))
-    return Calibration(float(a), float(b), float(c), within, tuple(weights.tolist()))
+    return replace(with_scale(*found.tolist()), known=tuple(weights.tolist()))
 
 
 def fit_logistic(features: np.ndarray, answers: np.ndarray, prior: np.ndarray, trust: np.ndarray) -> np.ndarray:
@@ -206,6 +214,12 @@ def _loss(similarities: np.ndarray, answers: np.ndarray, scale: float) -> float:
     return float((total - logits[np.arange(len(answers)), answers]).mean())
 
 
+def best_scale(one: Asked) -> float:
+    """The scale that makes the right answers of tasks of one shape likeliest."""
+    scales = np.exp(np.linspace(math.log(0.5), math.log(200.0), 241))
+    return float(scales[int(np.argmin([_loss(one.cosines, one.answers, scale) for scale in scales]))])
+
+
 def _best_shift(similarities: np.ndarray, answers: np.ndarray, scale: float, trust: float) -> float:
     """By how much the logarithm of the scale is best moved, the less the fewer examples say so."""
     shifts = np.linspace(-3, 3, 121)
@@ -216,9 +230,12 @@ def _best_shift(similarities: np.ndarray, answers: np.ndarray, scale: float, tru
     return float(shifts[int(np.argmin(losses))])
 
 
-def _within(memory: Memory) -> float:
-    """The mean cosine of two keys of one class, from the lengths of the sums: |S|^2 = n + n (n - 1) r."""
+def _within(memory: Memory, guess: float, worth: int) -> float:
+    """The mean cosine of two keys of one class, from the lengths of the sums: |S|^2 = n + n (n - 1) r.
+
+    A guess counts as so many pairs. Where it is far off, a class with many examples is never or always the answer.
+    """
     several = memory.counts > 1
-    n = memory.counts[several].astype(float)
-    squares = (memory.sums[several].astype(float) ** 2).sum(1)
-    return float(np.clip(((squares - n).sum()) / (n * (n - 1)).sum(), 0.0, 1.0))
+    total, squares = (mass[several].astype(float) for mass in memory.masses)  # of weights: n and n, where all are one
+    lengths = (memory.sums[several].astype(float) ** 2).sum(1)
+    return float(np.clip(((lengths - squares).sum() + worth * guess) / ((total**2 - squares).sum() + worth), 0.0, 1.0))
