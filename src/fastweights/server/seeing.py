@@ -1,0 +1,266 @@
+"""From inputs to keys: sights shared by all memories that see by them, and requests that wait encoded together.
+
+A picture is prepared by the thread that answers its request. Of the threads that have one ready, one encodes for all
+who wait, in a single batch, while others prepare the next. Nothing waits for a batch to fill.
+"""
+
+import hashlib
+import io
+import queue
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import numpy as np
+from PIL import Image
+
+from fastweights.classifier import files
+from fastweights.classifier.inputs import seen
+from fastweights.classifier.memory import unit
+from fastweights.classifier.models import Model, shipped_models
+from fastweights.classifier.sight import Sight, find_sight
+from fastweights.classifier.texts import NAME as TEXTS
+from fastweights.classifier.texts import hashed_texts
+from fastweights.server.errors import Refusal
+from fastweights.server.limits import Limits
+from fastweights.utils.errors import UserError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+BATCH = 64
+"""Pictures encoded at a time."""
+PHOTO = "This looks like a photograph, but the model knows ink on paper: its answers mean little here."
+BLANK = "Nothing is drawn on it."
+SHOWN = 56
+"""Pixels of the side of the small pictures that are kept to be shown."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a client shows or asks about: of one kind."""
+
+    pictures: Sequence[bytes] = ()
+    texts: Sequence[str] = ()
+    embeddings: Sequence[Sequence[float]] = ()
+    names: Sequence[str] = ()
+    """What files are called, where they are files."""
+
+    def __len__(self) -> int:
+        return len(self.pictures) + len(self.texts) + len(self.embeddings)
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """Inputs as keys (n, D), with what there is to show and to say of them."""
+
+    keys: np.ndarray
+    notes: list[str | None]
+    pixels: np.ndarray | None = None
+    """Pictures as the model sees them; None for other inputs."""
+
+    @property
+    def pictures(self) -> list[bytes | None]:
+        """The same, small, as PNG."""
+        return [None] * len(self.keys) if self.pixels is None else [shown(one) for one in self.pixels]
+
+
+class Seer:
+    """One way of seeing."""
+
+    def __init__(self, sight: Sight, limits: Limits) -> None:
+        self.sight, self.limits = sight, limits
+        self._waiting: queue.SimpleQueue[tuple[np.ndarray, Future[np.ndarray]]] = queue.SimpleQueue()
+        self._encoding = threading.Lock()
+        self.size = 0 if is_shipped(sight) else _weights(sight)
+        """Bytes of weights that came along in a file; what is shipped stays in RAM anyway."""
+
+    @property
+    def name(self) -> str | None:
+        """What a memory calls it; None for embeddings."""
+        return None if self.sight.takes_arrays else self.sight.name
+
+    @property
+    def takes(self) -> str:
+        return "pictures" if self.sight.model else "texts" if self.sight.encoder else "embeddings"
+
+    @property
+    def inky(self) -> bool:
+        """Whether pictures are seen as bright ink on dark paper."""
+        return self.sight.model is not None and self.sight.model.preparation.kind == "ink"
+
+    def see(self, inputs: Inputs) -> Keyed:
+        """Keys of inputs; pictures are encoded together with those of others."""
+        if not len(inputs):
+            raise Refusal(422, "There is nothing in it; send a picture, a text or an embedding.")
+        if len(inputs) > self.limits.inputs:
+            raise Refusal(413, f"Send at most {self.limits.inputs} at a time.")
+        if not getattr(inputs, self.takes):
+            raise Refusal(422, f"This memory takes {self.takes}; send those, or make another.")
+        if inputs.pictures:
+            return self._pictures(inputs.pictures)
+        if inputs.texts:
+            keys = np.concatenate([some.keys for some in self.sight.encode(list(inputs.texts))])
+        else:
+            keys = self._embedded(inputs.embeddings)
+        return Keyed(keys, [None] * len(keys))
+
+    def _pictures(self, pictures: Sequence[bytes]) -> Keyed:
+        assert self.sight.model is not None
+        prepared = [seen(self._checked(data), self.sight.model.preparation, "the picture") for data in pictures]
+        pixels = np.stack([one.pixels for one in prepared])
+        keys = self._encoded(self.sight.model, pixels)
+        looks = [one.look for one in prepared]
+        notes = [BLANK if look.blank else PHOTO if self.inky and look.is_photo else None for look in looks]
+        return Keyed(keys, notes, pixels)
+
+    def _embedded(self, embeddings: Sequence[Sequence[float]]) -> np.ndarray:
+        if len({len(one) for one in embeddings}) > 1 or not 0 < len(embeddings[0]) <= self.limits.width:
+            raise Refusal(422, f"Embeddings are lists of one length, of at most {self.limits.width:,} numbers.")
+        try:
+            numbers = np.asarray(embeddings, np.float64)
+        except OverflowError:  # whole numbers of any length are JSON
+            numbers = np.full((1, 1), np.inf)
+        if not np.isfinite(numbers).all() or np.abs(numbers).max() > 1e30 or not numbers.any(1).all():
+            raise Refusal(422, "Embeddings are finite numbers of moderate size, and not all zero.")
+        if self.sight.adapter is not None:
+            return self.sight.of_arrays(numbers)
+        return unit(numbers / np.abs(numbers).max(1, keepdims=True))
+
+    def _checked(self, data: bytes) -> bytes:
+        """A picture of a known format and size, by what its first bytes say: nothing is decoded yet."""
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise self._too_large() from None
+        except Exception:  # Pillow raises what it likes
+            raise Refusal(422, f"This is no picture that can be read; send one of {', '.join(FORMATS)}.") from None
+        if width * height > self.limits.pixels:
+            raise self._too_large()
+        return data
+
+    def _too_large(self) -> Refusal:
+        return Refusal(413, f"The picture has more than {self.limits.pixels:,} pixels; send a smaller one.")
+
+    def _encoded(self, model: Model, pixels: np.ndarray) -> np.ndarray:
+        """Keys of pictures, by whichever thread comes to encode them."""
+        done: Future[np.ndarray] = Future()
+        self._waiting.put((pixels, done))
+        while not done.done():
+            with self._encoding:
+                if not done.done():
+                    self._encode_batch(model)
+        return done.result()
+
+    def _encode_batch(self, model: Model) -> None:
+        """Encode what waits, the longest waiting first; at least one does."""
+        jobs = [self._waiting.get()]
+        while sum(len(pixels) for pixels, _ in jobs) < BATCH and not self._waiting.empty():
+            jobs.append(self._waiting.get())
+        try:
+            keys = model.keys(np.concatenate([pixels for pixels, _ in jobs]))
+        except Exception as error:
+            for _, done in jobs:
+                done.set_exception(error)
+            return
+        ends = np.cumsum([len(pixels) for pixels, _ in jobs])
+        for (_, done), mine in zip(jobs, np.split(keys, ends[:-1]), strict=True):
+            done.set_result(mine)
+
+
+class Seers:
+    """The sights in use, each once. Those that came along in files stay as long as a memory in RAM sees by them."""
+
+    def __init__(self, limits: Limits, device: str = "cpu") -> None:
+        self.limits, self.device = limits, device
+        self._lock = threading.RLock()
+        self._seers: WeakValueDictionary[str, Seer] = WeakValueDictionary()
+        self._shipped: dict[str | None, Seer] = {}
+
+    def shipped(self, name: str | None) -> Seer:
+        """By a shipped model, or none: embeddings."""
+        with self._lock:
+            if name not in self._shipped:
+                if name is not None and name not in served_models():
+                    known = ", ".join(served_models())
+                    raise Refusal(422, f"There is no model {name!r} here; there are {known}, and null for embeddings.")
+                self._shipped[name] = self.of(find_sight(name, None, None, self.device))
+            return self._shipped[name]
+
+    def of(self, sight: Sight) -> Seer:
+        """By what came along in a file."""
+        with self._lock:
+            digest = digest_of(sight)
+            seer = self._seers.get(digest) or Seer(sight, self.limits)
+            self._seers[digest] = seer
+            return seer
+
+    def find(self, name: str | None, digest: str, file: bytes | None) -> Seer:
+        """By what a kept memory sees by; `file` is the one it came in, if it did."""
+        with self._lock:
+            known = self._seers.get(digest)
+            if known is not None:
+                return known
+            if file is not None:
+                return self.of(read_file(file, self.device).sight)
+            seer = self.shipped(name)
+        if digest_of(seer.sight) != digest:
+            raise Refusal(409, f"This memory was made with another version of {name}; teach a new one.")
+        return seer
+
+
+def served_models() -> list[str]:
+    """What memories can be made with."""
+    return [*shipped_models(), TEXTS]
+
+
+def digest_of(sight: Sight) -> str:
+    """Differs for what makes other keys."""
+    return hashlib.sha256("/".join(sight.identity).encode()).hexdigest()
+
+
+def is_shipped(sight: Sight) -> bool:
+    """Whether it is found again by its name alone."""
+    if sight.adapter is not None:
+        return False
+    if sight.model is not None:
+        return sight.model.shipped
+    return sight.encoder is None or digest_of(sight) == digest_of(Sight(encoder=hashed_texts()))
+
+
+def _weights(sight: Sight) -> int:
+    model, encoder = sight.model, sight.encoder
+    tensors = model.learner.state_dict() if model else dict(encoder.tensors) if encoder else {}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def read_file(data: bytes, device: str) -> files.Stored:
+    """A `.fw` file, from its bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memory.fw"
+        path.write_bytes(data)
+        try:
+            stored = files.read(path, device=device)
+        except UserError as error:
+            raise Refusal(422, _about("The file", str(error), path)) from None
+    if stored.stream.half_life is not None:
+        raise Refusal(422, "The examples of the file fade with time, which those of a service do not.")
+    return stored
+
+
+def _about(what: str, sentence: str, path: Path) -> str:
+    """A sentence about a file that the client knows by another name."""
+    said = sentence.removeprefix(f"{path}: ").replace(str(path), what)
+    return said[0].upper() + said[1:]
+
+
+def shown(pixels: np.ndarray) -> bytes:
+    """A prepared picture as a small PNG."""
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    image.thumbnail((SHOWN, SHOWN))
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    return data.getvalue()
