@@ -4,12 +4,15 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from support import blobs
 from torch.nn import functional as F
 
 from fastweights import bench
+from fastweights.classifier.models import shipped_models
 from fastweights.cli.bench import table
 from fastweights.learners import build_learner, preset
 from fastweights.utils.errors import UserError
@@ -139,6 +142,68 @@ def test_the_cpu_benchmark_measures_every_format(tmp_path, capsys):
     assert [line["format"] for line in lines] == ["as is", "channels-last", "planar"]
     assert all(len(line["predict_one_ms"]) == 1 and line["over_encoder"] > 0 for line in lines)
     assert "predict one" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:self.within_class_std_dev_:UserWarning")
+def test_the_classifier_is_measured_against_scikit_learn(tmp_path, monkeypatch, capsys):
+    script = load("classifier.py")
+    names = script["main"].__globals__
+    names["QUERIES"] = 4
+    small = SimpleNamespace(splits={"train": blobs(6, 3, 0, size=28), "test": blobs(5, 3, 1, size=28)})
+    monkeypatch.setattr(names["strokes"], "load", lambda seed: small)
+    monkeypatch.setattr(names["strokes"], "DRAWINGS", 3)
+    out = tmp_path / "bench.jsonl"
+    script["main"](["--classes", "3", "14", "--repeats", "1", "--out", str(out)])
+    lines = bench.read(out)
+    methods = ["Classifier", "KNeighborsClassifier", "NearestCentroid"]
+    assert [(line["classifier"], line["classes"]) for line in lines] == [(m, n) for n in (3, 14) for m in methods]
+    assert len({line["accuracy"] for line in lines[:3]}) == 1  # of one example each, all three are the same
+    assert all(min(line["fit_ms"], line["predict_ms_per_query"], line["add_one_ms"]) > 0 for line in lines)
+    made = load("table.py")["tables"](lines)
+    assert made.count("| NearestCentroid | 14 |") == 1
+    assert capsys.readouterr().out.count("\n") == 6
+
+
+def test_letters_of_one_font_are_recognised_in_another(tmp_path, capsys):
+    script = load("glyphs.py")
+    script["main"].__globals__["ASKED"] = ("DejaVuSans-Bold", "cmr10")
+    out = tmp_path / "bench.jsonl"
+    script["main"](["--out", str(out)])
+    (line,) = bench.read(out)
+    assert line["asked"] == 52
+    assert line["right"] == sum(line["glyphs"].values()) >= 46
+    assert f"{line['right']} of 52 right" in capsys.readouterr().out
+    assert load("table.py")["tables"]([line]) == ""
+
+
+def test_the_cards_of_shipped_models_show_the_numbers_of_the_record():
+    script = load("cards.py")
+    lines = script["recorded"]()
+    for name in shipped_models():
+        assert lines[name]["file_sha256"] == shipped_models()[name], "the record is of another file"
+    for name, line in lines.items():
+        card = script["card_of"](name).read_text(encoding="utf-8")
+        assert card == script["with_numbers"](card, line), "run: python benchmarks/cards.py --write"
+
+
+def test_a_card_is_written_once_and_again(tmp_path, monkeypatch):
+    script = load("cards.py")
+    names = script["main"].__globals__
+    names["RECORD"], names["SHIPPED"] = tmp_path / "shipped.jsonl", tmp_path
+    line = {**bench.read(BENCHMARKS.parent / "results" / "shipped.jsonl")[-1], "model": "mine"}
+    bench.append(tmp_path / "shipped.jsonl", [{**line, "bytes": 1}, {**line, "bytes": 7_654_321}])
+    marker = "<!-- numbers: held_out of mine in results/shipped.jsonl -->"
+    (tmp_path / "mine.md").write_text(f"before\n\n{marker}\n\nafter\n")
+    script["main"](["--write"])
+    once = (tmp_path / "mine.md").read_text()
+    assert once.startswith(f"before\n\n{marker}\n\n| ")
+    assert once.endswith(f"|\n\n{script['END']}\n\nafter\n")
+    assert "7.7 MB" in once  # the last line of the model counts
+    script["main"](["--write"])
+    assert (tmp_path / "mine.md").read_text() == once
+    (tmp_path / "mine.md").write_text("no marker")
+    with pytest.raises(SystemExit, match=r"mine\.md has no line <!-- numbers"):
+        script["main"](["--write"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

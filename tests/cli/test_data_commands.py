@@ -28,13 +28,13 @@ def run(*words: object) -> str:
 
 def test_from_nothing_to_a_contact_sheet(tmp_path, small_omniglot, monkeypatch):
     monkeypatch.setenv("FASTWEIGHTS_DATA", str(tmp_path / "root"))
-    assert run("list").count("missing") == 4  # three datasets, and how to get them
+    assert run("list").count("missing") == 5  # four datasets, and how to get them
     pack(tmp_path / "mine.zip", {**small_omniglot["background"], **small_omniglot["evaluation"]})
     said = run("get", "omniglot", "--from", tmp_path / "mine.zip")
     assert "12 characters, 240 drawings; an unknown variant" in said
     assert "checking it" in run("get", "omniglot")
     assert "there" in run("list")
-    assert run("list").count("missing") == 3
+    assert run("list").count("missing") == 3  # drawings are made of omniglot
     said = run("prepare", "omniglot", "--variant", "vinyals")
     assert "omniglot:vinyals" in said
     assert "content hash" in said

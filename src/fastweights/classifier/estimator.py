@@ -24,10 +24,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fastweights.classifier import files
 from fastweights.classifier.calibration import Calibration
+from fastweights.classifier.encoders import encoder_of
 from fastweights.classifier.errors import InputError
-from fastweights.classifier.inputs import as_list, batches, name_of
-from fastweights.classifier.memory import Label, Memory, listed, unit
-from fastweights.classifier.models import Model, find_model
+from fastweights.classifier.inputs import as_items, as_list, name_of
+from fastweights.classifier.memory import Label, Memory, listed
+from fastweights.classifier.models import Model
+from fastweights.classifier.sight import Sight, find_sight
+from fastweights.classifier.streams import FadingMemory, Stream, seconds
 from fastweights.data.ink import Look
 from fastweights.utils.console import bars
 from fastweights.utils.progress import Report, silent
@@ -105,10 +108,18 @@ class Classifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     model : the name of a shipped model (drawings, photos), the path of a model or of a run, or a learner; None for
-        embeddings, arrays (examples, features), as input.
+        embeddings, arrays (examples, features), as input. An adapter, that `train --embeddings` made, takes embeddings,
+        too, or stands above an encoder.
+    encoder : a function of a list of items (pictures, texts, anything) that returns a vector for each, or an
+        `nn.Module`, or both by name, my_file.py:function.
+    prepare : what makes of one item what the encoder takes: a transform.
     device : where the model computes: cpu, cuda.
     errors : what to do about files that cannot be read: "raise", or "skip" them with a warning; skipped queries are
         answered None.
+    cache : a folder in which an encoder's vectors are kept by content, so that it is asked once per item.
+    half_life : days after which an example weighs half as much as a new one; None for never.
+    limit : examples that a class keeps, the newest; or a mapping of some classes to such numbers.
+    audit : whether to keep a log of what is added and forgotten, `audit_`.
     progress : whether to show a progress bar; None for long work at a terminal only. Or a function that is told what is
         being done, how much of it is done, and how much there is.
 
@@ -117,17 +128,30 @@ class Classifier(ClassifierMixin, BaseEstimator):
     classes_ : the names of the classes, as columns of `predict_proba`.
     memory_ : the associative memory.
     reading_ : what was noticed when pictures were read last.
+    audit_ : what was added and forgotten and when, if that was asked for.
     """
 
     def __init__(
         self,
         model: Any = None,
         *,
+        encoder: Any = None,
+        prepare: Any = None,
+        cache: Path | str | None = None,
+        half_life: float | None = None,
+        limit: int | Mapping[Any, int] | None = None,
+        audit: bool = False,
         device: str = "cpu",
         errors: str = "raise",
         progress: bool | Report | None = None,
     ) -> None:
         self.model = model
+        self.encoder = encoder
+        self.prepare = prepare
+        self.cache = cache
+        self.half_life = half_life
+        self.limit = limit
+        self.audit = audit
         self.device = device
         self.errors = errors
         self.progress = progress
@@ -137,42 +161,52 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from a mapping of names to pictures, or from inputs X with labels y; what was learnt before is gone."""
         with self._all_or_nothing():
-            inputs, labels, names = self._examples(X, y, reset=True)
+            sight = self._found_sight()
+            inputs, labels, names = self._examples(X, y, sight, reset=True)
             if len(set(labels)) < 2:
                 raise InputError(f"there is only one class, {labels[0]!r}; show at least two classes to tell apart.")
-            self._start()
+            self._start(sight)
             self._learn(inputs, labels, names, _ordered(labels))
         return self
 
-    def partial_fit(self, X: Any, y: Any = None, classes: Sequence[Any] | None = None) -> Self:
-        """Learn more; classes may be new. `classes` is what scikit-learn calls it with, and is not needed."""
+    def partial_fit(self, X: Any, y: Any = None, classes: Sequence[Any] | None = None, when: Any = None) -> Self:
+        """Learn more; classes may be new. `classes` is what scikit-learn calls it with, and is not needed.
+
+        `when` is the time of the examples, or the times, where they fade (`half_life`): a date, or seconds since 1970.
+        """
         fresh = not hasattr(self, "memory_")
         with self._all_or_nothing():
-            inputs, labels, names = self._examples(X, y, reset=fresh)
+            sight = self._found_sight() if fresh else self._sight
+            inputs, labels, names = self._examples(X, y, sight, reset=fresh)
             if fresh:
-                self._start()
-            self._learn(inputs, labels, names, _ordered(labels))
+                self._start(sight)
+            self._learn(inputs, labels, names, _ordered(labels), when)
         return self
 
-    def add(self, label: Label, examples: Any, names: Sequence[str] | None = None) -> Self:
-        """Add examples of a class, new or known, in place."""
+    def add(self, label: Label, examples: Any, names: Sequence[str] | None = None, when: Any = None) -> Self:
+        """Add examples of a class, new or known, in place; `when` as in `partial_fit`."""
         label, fresh = _plain(label), not hasattr(self, "memory_")
-        inputs: Any = _rows(examples) if self.model is None else as_list(examples)
-        if not len(inputs):
-            raise InputError(f"there are no examples of {label!r}; give at least one.")
         with self._all_or_nothing():
-            if self.model is None:
+            sight = self._found_sight() if fresh else self._sight
+            inputs = _listed_by(sight, examples)
+            if not len(inputs):
+                raise InputError(f"there are no examples of {label!r}; give at least one.")
+            if sight.takes_arrays:
                 inputs = self._checked(inputs, reset=fresh)
             if fresh:
-                self._start()
-            self._learn(inputs, [label] * len(inputs), names, [label])
+                self._start(sight)
+            self._learn(inputs, [label] * len(inputs), names, [label], when)
         return self
 
     def forget(self, label: Label) -> Self:
         """Forget a class, as if it had never been there."""
         check_is_fitted(self, "memory_")
-        with self.memory_.unchanged():
-            self.memory_.forget(_plain(label))
+        label, memory = _plain(label), self.memory_
+        with memory.unchanged():
+            number = memory.index(label)
+            gone = [memory.names[place] for place in np.flatnonzero(memory.class_of == number)]
+            memory.forget(label)
+            self._stream.note("forgotten", label, gone)
             self._changed()
         return self
 
@@ -180,8 +214,34 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """Forget a single example by its name (its file, or its number), as if it had never been there."""
         check_is_fitted(self, "memory_")
         with self.memory_.unchanged():
-            self.memory_.forget_example(str(name))
+            label = self.memory_.forget_example(str(name))
+            self._stream.note("forgotten", label, [str(name)])
             self._changed()
+        return self
+
+    def merge(self, other: "Classifier") -> Self:
+        """Take in all examples of another classifier that sees alike: as if they had been added here, bit for bit."""
+        check_is_fitted(self, "memory_")
+        check_is_fitted(other, "memory_")
+        with other.memory_.unchanged():
+            theirs = other.memory_
+            mine = self.memory_
+            if self._sight.identity != other._sight.identity or mine.width != theirs.width:
+                raise InputError("these classifiers see by different models; merge such as were made with the same.")
+            if self._stream.half_life != other._stream.half_life:
+                raise InputError("these classifiers have different half-lives; merge such as have the same.")
+            keys, names = theirs.keys.copy(), list(theirs.names)
+            labels = [theirs.labels[number] for number in theirs.class_of]
+            times = theirs.times.tolist() if isinstance(theirs, FadingMemory) else None
+        taken, number = set(mine.names), mine.next_number
+        for place, name in enumerate(names):
+            if name.isdecimal() and name in taken:  # a number that this one gave away, too
+                names[place], number = str(number), number + 1
+        with mine.unchanged():
+            if not self._sight.takes_arrays:
+                self._refuse_contradictions(keys, labels, names)
+            self._bind(keys, labels, names, times)
+            mine.next_number = max(mine.next_number, number)
         return self
 
     # Answering
@@ -238,30 +298,78 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def save(self, path: Path | str) -> None:
         """Write everything into one file, names included."""
         check_is_fitted(self, "memory_")
-        files.write(path, self._model, self.memory_)
+        files.write(path, self._sight, self.memory_, self._stream)
 
     @classmethod
-    def load(cls, path: Path | str, *, model: Any = None, device: str = "cpu", **options: Any) -> Self:
-        """Read what `save` wrote. A learner of one's own, whose weights cannot be stored along, has to be given."""
-        stored = files.read(path, model, device)
-        shown = stored.model.name if stored.model is not None and stored.model.shipped else stored.model
-        made = cls(shown, device=device, **options)
-        made._model, made.memory_ = stored.model, stored.memory
-        made._refined = Refined(stored.model.calibration if stored.model is not None else None)
-        if stored.model is None:
-            made.n_features_in_ = stored.memory.width
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        model: Any = None,
+        encoder: Any = None,
+        prepare: Any = None,
+        device: str = "cpu",
+        **options: Any,
+    ) -> Self:
+        """Read what `save` wrote. A learner or encoder of one's own, which is not stored along, has to be given."""
+        given = None if encoder is None else encoder_of(encoder, prepare)
+        stored = files.read(path, model, device, given)
+        sight, stream = stored.sight, stored.stream
+        seen_by = sight.model or sight.adapter
+        shown: Any = sight.model.name if sight.model is not None and sight.model.shipped else seen_by
+        kept = {"half_life": stream.half_life, "limit": stream.limit, "audit": stream.audit is not None}
+        made = cls(
+            shown,
+            encoder=encoder if sight.encoder is not None and sight.encoder is given else sight.encoder,
+            prepare=prepare,
+            device=device,
+            **{**kept, **options},
+        )
+        if made.half_life != stream.half_life:
+            raise InputError(f"{path} has the half-life {stream.half_life}, which cannot change; learn it again.")
+        made._see(sight)
+        made.memory_ = stored.memory
+        made._stream = Stream(made.half_life, made.limit, (stream.audit or []) if made.audit else None)
+        if sight.takes_arrays:
+            made.n_features_in_ = stored.memory.width if sight.adapter is None else sight.adapter.inputs
         made._changed()
         return made
 
     # Inside
 
-    def _start(self) -> None:
+    @property
+    def _model(self) -> Model | None:
+        """The model of pictures that it sees by, if it does."""
+        return self._sight.model
+
+    @property
+    def audit_(self) -> list[dict[str, Any]]:
+        check_is_fitted(self, "memory_")
+        if self._stream.audit is None:
+            raise AttributeError("there is no log; ask for one with Classifier(audit=True).")
+        return self._stream.audit
+
+    def _start(self, sight: Sight) -> None:
         if self.errors not in ("raise", "skip"):
             raise InputError(f"errors must be raise or skip, not {self.errors!r}.")
-        self._model: Model | None = None if self.model is None else self._found_model()
-        width = self.n_features_in_ if self._model is None else self._model.width
-        self.memory_ = Memory(width)
-        self._refined = Refined(self._model.calibration if self._model is not None else None)
+        self._see(sight)
+        self._stream = Stream(self.half_life, self.limit, [] if self.audit else None)
+        width = self.n_features_in_ if sight.takes_arrays and sight.adapter is None else sight.width
+        self.memory_ = self._stream.memory(width or 0)
+        self.classes_ = np.empty(0)
+
+    def _see(self, sight: Sight) -> None:
+        self._sight = sight
+        self._seen_by = self.model, self.encoder, self.prepare, self.device
+        self._refined = Refined(sight.calibration)
+
+    def _found_sight(self) -> Sight:
+        """What the parameters mean; found once, unless they change."""
+        wanted = self.model, self.encoder, self.prepare, self.device
+        known = getattr(self, "_seen_by", None)
+        if known is not None and all(map(_is_same, known, wanted)):
+            return self._sight
+        return find_sight(*wanted)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -276,22 +384,16 @@ class Classifier(ClassifierMixin, BaseEstimator):
                     delattr(self, name)
             raise
 
-    def _found_model(self) -> Model:
-        known: Model | None = getattr(self, "_model", None)
-        if known is not None and (known is self.model or known.learner is self.model or known.name == self.model):
-            return known
-        return find_model(self.model, self.device)
-
-    def _examples(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, list[Label], list[str] | None]:
+    def _examples(self, X: Any, y: Any, sight: Sight, *, reset: bool) -> tuple[Any, list[Label], list[str] | None]:
         """Inputs, their labels and their names, from a mapping or from X and y."""
         if isinstance(X, Mapping) and not hasattr(X, "shape"):  # some sparse matrices are mappings
             if y is not None:
                 raise InputError("a mapping names its classes itself; leave out y.")
-            return self._of_mapping(X, reset=reset)
+            return self._of_mapping(X, sight, reset=reset)
         if y is None:
             # scikit-learn's own words: its checks look for them
             raise InputError("requires y to be passed, but the target y is None: give the labels of the examples.")
-        if self.model is None:
+        if sight.takes_arrays:
             X, y = validate_data(self, X, y, reset=reset, dtype=[np.float64, np.float32])
             if (kind := type_of_target(y, input_name="y")) not in (
                 "binary",
@@ -299,39 +401,51 @@ class Classifier(ClassifierMixin, BaseEstimator):
             ):  # not more: one shot is no sin
                 raise InputError(f"Unknown label type: {kind}; a class is named by a text or a whole number.")
             return X, y.tolist(), None
-        inputs = as_list(X)
+        inputs = _listed_by(sight, X)
         try:
             labels = [_plain(label) for label in y]
         except TypeError:
-            raise InputError(f"labels are a list, one for each picture, not {type(y).__name__}.") from None
+            raise InputError(f"labels are a list, one for each {sight.item}, not {type(y).__name__}.") from None
         if len(inputs) != len(labels):
-            raise InputError(f"{len(inputs)} pictures were given with {len(labels)} labels; give one label each.")
+            raise InputError(f"{len(inputs)} {sight.item}s were given with {len(labels)} labels; give one label each.")
         if not inputs:
             raise InputError("there are no examples; give at least one of each class.")
         return inputs, labels, None
 
-    def _of_mapping(self, X: Mapping[Any, Any], *, reset: bool) -> tuple[Any, list[Label], list[str] | None]:
+    def _of_mapping(
+        self, X: Mapping[Any, Any], sight: Sight, *, reset: bool
+    ) -> tuple[Any, list[Label], list[str] | None]:
         if not X:
             raise InputError("there are no classes; give at least two, with an example each.")
         inputs: list[Any] = []
         labels: list[Label] = []
         for label, examples in X.items():
-            of_class = list(_rows(examples)) if self.model is None else as_list(examples)
+            of_class = list(_listed_by(sight, examples))
             if not len(of_class):
                 raise InputError(f"the class {label!r} has no examples; give at least one, or leave it out.")
             inputs += of_class
             labels += [_plain(label)] * len(of_class)
-        if len({row.shape for row in inputs} if self.model is None else [0]) > 1:
+        if len({row.shape for row in inputs} if sight.takes_arrays else [0]) > 1:
             raise InputError("the embeddings are of different lengths; give those of one kind.")
-        if self.model is None:
+        if sight.takes_arrays:
             return self._checked(np.stack(inputs), reset=reset), labels, None
         return inputs, labels, None
 
     def _checked(self, X: Any, *, reset: bool) -> np.ndarray:
         return np.asarray(validate_data(self, X, reset=reset, dtype=[np.float64, np.float32]))
 
-    def _learn(self, inputs: Any, labels: Sequence[Label], names: Sequence[str] | None, new: Sequence[Label]) -> None:
+    def _learn(
+        self,
+        inputs: Any,
+        labels: Sequence[Label],
+        names: Sequence[str] | None,
+        new: Sequence[Label],
+        when: Any = None,
+    ) -> None:
         """Bind inputs to labels; `new` is the order in which classes appear that were not there."""
+        if when is not None and self._stream.half_life is None:
+            raise InputError("when= says how old examples are, which counts where they fade; set half_life, too.")
+        times = None if when is None else seconds(when, len(inputs))
         first = self.memory_.next_number
         names = [name_of(one, first + i) for i, one in enumerate(inputs)] if names is None else list(names)
         if len(names) != len(inputs):
@@ -343,13 +457,41 @@ class Classifier(ClassifierMixin, BaseEstimator):
         for label in new:
             if label not in there and label not in self.memory_.labels:
                 raise InputError(f"none of the examples of {label!r} can be read; give others, or leave it out.")
-        if self._model is not None:
+        self._fit_width(keys)
+        if not self._sight.takes_arrays:
             self._refuse_contradictions(keys, labels, names)
         order = {label: place for place, label in enumerate(new)}
         by_class = sorted(range(len(labels)), key=lambda place: order[labels[place]])
-        with self.memory_.unchanged():
-            self.memory_.add(keys[by_class], [labels[i] for i in by_class], [names[i] for i in by_class])
-            self._changed()
+        sorted_times = None if times is None else [times[int(kept[place])] for place in by_class]
+        self._bind(keys[by_class], [labels[i] for i in by_class], [names[i] for i in by_class], sorted_times)
+
+    def _fit_width(self, keys: np.ndarray) -> None:
+        """Refuse keys of another width than the memory's, which the first keys of an encoder determine."""
+        if not self.memory_.width and len(keys):
+            self.memory_ = self._stream.memory(keys.shape[1])
+        if len(keys) and keys.shape[1] != self.memory_.width:
+            raise InputError(
+                f"the encoder {self._sight.name} gives vectors of width {keys.shape[1]}, but the memory holds keys of "
+                f"{self.memory_.width}; give the encoder that it was made with, or learn anew."
+            )
+
+    def _bind(
+        self, keys: np.ndarray, labels: Sequence[Label], names: Sequence[str], times: Sequence[float] | None
+    ) -> None:
+        """Put keys into the memory, and have classes keep no more than they may."""
+        memory = self.memory_
+        with memory.unchanged():
+            if isinstance(memory, FadingMemory):
+                memory.add(keys, labels, names, times)
+            else:
+                memory.add(keys, labels, names)
+            by_label: dict[Label, list[str]] = {}
+            for label, name in zip(labels, names, strict=True):
+                by_label.setdefault(label, []).append(name)
+            for label, of_class in by_label.items():
+                self._stream.note("added", label, of_class)
+            trimmed = self._stream.trim(memory, list(by_label))
+            self._changed(grown=not trimmed)
 
     def _refuse_contradictions(self, keys: np.ndarray, labels: Sequence[Label], names: Sequence[str]) -> None:
         """Refuse a picture that was shown before, or is shown now, under another name."""
@@ -357,20 +499,25 @@ class Classifier(ClassifierMixin, BaseEstimator):
         for place, key in enumerate(keys):
             twin = seen.setdefault(hashlib.sha1(key.tobytes(), usedforsecurity=False).digest(), place)
             if labels[twin] != labels[place]:
-                _contradicted(names[twin], labels[twin], names[place], labels[place])
+                self._contradicted(names[twin], labels[twin], names[place], labels[place])
         memory = self.memory_
         for start in range(0, len(memory), 4096):
             known = memory.keys[start : start + 4096]
             for old, new in zip(*np.nonzero(known @ keys.T > SAME), strict=True):
                 label = memory.labels[memory.class_of[start + old]]
                 if label != labels[new]:
-                    _contradicted(memory.names[start + old], label, names[new], labels[new])
+                    self._contradicted(memory.names[start + old], label, names[new], labels[new])
+
+    def _contradicted(self, one: str, label: Label, other: str, another: Label) -> None:
+        same = f"{one} and {other} are the same {self._sight.item}" if one != other else f"{one} is shown twice"
+        raise InputError(f"{same}, under the names {label} and {another}; keep one of them.")
 
     def _encoded(self, inputs: Any, labels: Sequence[Label] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Unit keys of the inputs that could be read, and which these are."""
-        if self._model is None:
-            return unit(inputs), np.ones(len(inputs), bool)
-        model, reading, read = self._model, Reading(), np.zeros(len(inputs), bool)
+        sight = self._sight
+        if sight.takes_arrays:
+            return sight.of_arrays(inputs), np.ones(len(inputs), bool)
+        reading, read = Reading(), np.zeros(len(inputs), bool)
         skip = reading.skipped.__setitem__ if self.errors == "skip" else None
         found = []
         with self._report(len(inputs)) as report:
@@ -379,26 +526,29 @@ class Classifier(ClassifierMixin, BaseEstimator):
             def progress(count: int) -> None:
                 nonlocal done
                 done += count
-                report("reading pictures", done, len(inputs))
+                report(f"reading {sight.item}s", done, len(inputs))
 
-            for batch in batches(inputs, model.preparation, skip=skip, progress=progress):
-                found.append(model.keys(batch.pixels))
+            for batch in sight.encode(inputs, cache=self.cache, skip=skip, progress=progress):
+                found.append(batch.keys)
                 read[batch.places] = True
-                for place, look in zip(batch.places, batch.looks, strict=True):
+                for place, look in zip(batch.places, batch.looks, strict=False):  # only pictures have looks
                     reading.note(look, name_of(inputs[place], place))
         self.reading_ = reading
-        _warn(reading, model)
-        return np.concatenate(found) if found else np.empty((0, model.width), np.float32), read
+        _warn(reading, sight, inputs)
+        width = self.memory_.width if sight.width is None else sight.width
+        return np.concatenate(found) if found else np.empty((0, width), np.float32), read
 
     def _keys(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         check_is_fitted(self, "memory_")
-        if self._model is None:
-            keys = unit(self._checked(X, reset=False))
+        if self._sight.takes_arrays:
+            keys = self._sight.of_arrays(self._checked(X, reset=False))
             return keys, np.ones(len(keys), bool)
-        inputs = as_list(X)
+        inputs = _listed_by(self._sight, X)
         if not inputs:
-            raise InputError("there is nothing to answer; give at least one picture.")
-        return self._encoded(inputs)
+            raise InputError(f"there is nothing to answer; give at least one {self._sight.item}.")
+        keys, read = self._encoded(inputs)
+        self._fit_width(keys)
+        return keys, read
 
     def _answers(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, Calibration]:
         """Cosines with the classes, their names, their counts and how sure to be: all of one moment."""
@@ -406,20 +556,18 @@ class Classifier(ClassifierMixin, BaseEstimator):
         with memory.unchanged():
             if not memory.classes:
                 raise InputError("all classes have been forgotten; add some examples first.")
-            return memory.cosines(keys), self._labels(), memory.counts.copy(), self._refined.of(memory)
+            return memory.cosines(keys), self.classes_, memory.shots.copy(), self._refined.of(memory)
 
-    def _changed(self) -> None:
-        self.classes_ = self._labels()
+    def _changed(self, *, grown: bool = False) -> None:
+        """To be called after every change; one that only added leaves the names that were there as they are."""
+        known = len(self.classes_) if grown else 0
+        new = _as_array(self.memory_.labels[known:])
+        if known and (not len(new) or new.dtype.kind == self.classes_.dtype.kind != "O"):
+            self.classes_ = np.concatenate([self.classes_, new]) if len(new) else self.classes_
+        else:
+            self.classes_ = _as_array(self.memory_.labels)
         if len(self.memory_) < FEW:
             self._refined = Refined(self._refined.given)
-
-    def _labels(self) -> np.ndarray:
-        labels = self.memory_.labels
-        if _sortable(labels):
-            return np.asarray(labels)
-        mixed = np.empty(len(labels), dtype=object)
-        mixed[:] = labels
-        return mixed
 
     @contextmanager
     def _report(self, count: int) -> Iterator[Report]:
@@ -433,19 +581,30 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        if self.model is not None:
+        if self.model is not None or self.encoder is not None:
             tags.input_tags.two_d_array = False
             tags.input_tags.string = True
         return tags
 
 
-def _warn(reading: Reading, model: Model) -> None:
-    """Say what is odd about pictures, in one sentence each."""
+def _listed_by(sight: Sight, inputs: Any) -> Any:
+    """Inputs as rows of an array, or as a list."""
+    return _rows(inputs) if sight.takes_arrays else as_items(inputs) if sight.model is None else as_list(inputs)
+
+
+def _warn(reading: Reading, sight: Sight, inputs: Sequence[Any]) -> None:
+    """Say what is odd about inputs, in one sentence each."""
     of = f"of {reading.pictures} pictures" if reading.pictures > 1 else "of 1 picture"
     for name, why in reading.skipped.items():
         warnings.warn(f"{name} was skipped: {why}", stacklevel=5)
     if reading.blank:
         warnings.warn(f"{listed(reading.blank, 3)}: nothing is drawn on {len(reading.blank)} {of}.", stacklevel=5)
+    said = sight.encoder.note(inputs) if sight.encoder is not None and sight.encoder.note is not None else ""
+    if said:
+        warnings.warn(said, stacklevel=5)
+    model = sight.model
+    if model is None:
+        return
     sees_ink = model.preparation.kind == "ink" or model.preparation.bright_ink
     if sees_ink and reading.photos > WRONG_KIND * reading.pictures:
         warnings.warn(
@@ -462,9 +621,8 @@ def _warn(reading: Reading, model: Model) -> None:
         )
 
 
-def _contradicted(one: str, label: Label, other: str, another: Label) -> None:
-    same = f"{one} and {other} are the same picture" if one != other else f"{one} is shown twice"
-    raise InputError(f"{same}, under the names {label} and {another}; keep one of them.")
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, (str, Path)) and one == other)
 
 
 def _plain(label: Any) -> Label:
@@ -487,6 +645,15 @@ def _rows(examples: Any) -> np.ndarray:
     except ValueError:
         raise InputError("the embeddings are of different lengths; give those of one kind.") from None
     return rows[None] if rows.ndim == 1 and rows.size else rows
+
+
+def _as_array(labels: Sequence[Any]) -> np.ndarray:
+    """Labels as numpy keeps them: texts and numbers as such, anything else and any mixture as objects."""
+    if _sortable(labels):
+        return np.asarray(labels)
+    mixed = np.empty(len(labels), dtype=object)
+    mixed[:] = labels
+    return mixed
 
 
 def _sortable(labels: Iterable[Any]) -> bool:

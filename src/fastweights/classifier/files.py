@@ -6,8 +6,9 @@ is read, and every claim is checked against the tensors before it is believed.
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fastweights.classifier import streams
+from fastweights.classifier.adapter import Adapter, adapter_of
 from fastweights.classifier.calibration import Calibration
+from fastweights.classifier.encoders import UNASKED, Encoder
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.inputs import PREPARATIONS, Preparation
 from fastweights.classifier.memory import Memory
 from fastweights.classifier.models import Model, find_model, seeing_keys, shipped_models
+from fastweights.classifier.sight import Sight
+from fastweights.classifier.streams import FadingMemory, Stream
+from fastweights.classifier.texts import NAME, hashed_texts, text_model
 from fastweights.learners.registry import SYSTEMS, LearnerSettings, build_learner
 from fastweights.learners.saved import fill, fingerprint
 from fastweights.utils.devices import find_device
@@ -38,12 +45,20 @@ class Stored:
     """What a file holds."""
 
     model: Model | None
-    """None where the examples are embeddings."""
+    """Of pictures; None where the examples are embeddings, or an encoder's."""
     memory: Memory
+    encoder: Encoder | None = None
+    adapter: Adapter | None = None
+    stream: Stream = field(default_factory=Stream)
+
+    @property
+    def sight(self) -> Sight:
+        return Sight(self.model, self.encoder, self.adapter)
 
 
-def write(path: Path | str, model: Model | None, memory: Memory) -> None:
+def write(path: Path | str, seen_by: Sight | Model | None, memory: Memory, stream: Stream | None = None) -> None:
     """Write a classifier. The file appears whole or not at all."""
+    sight = seen_by if isinstance(seen_by, Sight) else Sight(seen_by)
     with memory.unchanged():
         if not len(memory):
             raise InputError("there is nothing to save yet; show it some examples first.")
@@ -52,8 +67,15 @@ def write(path: Path | str, model: Model | None, memory: Memory) -> None:
             "memory.class_of": torch.from_numpy(memory.class_of.copy()),
         }
         labels, names = list(memory.labels), list(memory.names)
+        streamed = {} if stream is None else stream.to_json(memory)
     header: dict[str, Any] = {"labels": [_written(label) for label in labels], "examples": names}
-    header["model"], weights = _described(model)
+    header["model"], weights = _described(sight)
+    if sight.adapter is not None:
+        calibration = sight.adapter.calibration
+        header["adapter"] = {} if calibration is None else {"calibration": calibration.to_json()}
+        tensors |= sight.adapter.tensors()
+    if streamed:
+        header["stream"] = streamed
     tensors |= {f"model.{name}": tensor for name, tensor in weights.items()}
     text = json.dumps(header)  # in ASCII: names of files need not be Unicode
     metadata = {"format": FORMAT, "classifier": text, "digest": _digest(tensors, text)}
@@ -67,8 +89,8 @@ def write(path: Path | str, model: Model | None, memory: Memory) -> None:
         raise InputError(str(error)) from None
 
 
-def read(path: Path | str, model: Any = None, device: str = "cpu") -> Stored:
-    """Read a classifier; a model that could not be stored along has to be given."""
+def read(path: Path | str, model: Any = None, device: str = "cpu", encoder: Encoder | None = None) -> Stored:
+    """Read a classifier; a model or encoder that could not be stored along has to be given."""
     path = Path(path)
     tensors, metadata = _opened(path)
     if metadata.get("format") != FORMAT:
@@ -79,15 +101,19 @@ def read(path: Path | str, model: Any = None, device: str = "cpu") -> Stored:
         raise InputError(f"{path} is damaged: its contents do not match their digest; restore it from a copy.")
     try:
         header = json.loads(metadata["classifier"])
-        memory = _memory_in(tensors, header)
-        found = _model_in(path, tensors, header["model"], model, device)
-        if found is not None and found.width != memory.width:
-            raise ValueError(f"keys of width {memory.width} for a model of width {found.width}")
+        stream, times = streams.from_json(header.get("stream", {}), len(header["examples"]))
+        memory = _memory_in(tensors, header, stream, times)
+        encoded = _encoder_in(path, tensors, header["model"], encoder, device)
+        found = None if encoded is not None else _model_in(path, tensors, header["model"], model, device)
+        adapter = _adapter_in(tensors, header.get("adapter"))
+        width = Sight(found, encoded, adapter).width
+        if width is not None and width != memory.width:
+            raise ValueError(f"keys of width {memory.width} for a model of width {width}")
     except UserError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IndexError, OverflowError) as error:
         raise InputError(f"{path} contradicts itself ({error}); restore it from a copy.") from None
-    return Stored(found, memory)
+    return Stored(found, memory, encoded, adapter, stream)
 
 
 def _opened(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -103,9 +129,13 @@ def _opened(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise InputError(f"{path} is cut off or no classifier ({error}); restore it from a copy.") from None
 
 
-def _memory_in(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Memory:
+def _memory_in(
+    tensors: Mapping[str, Tensor], header: Mapping[str, Any], stream: Stream, times: np.ndarray | None
+) -> Memory:
     keys, class_of = tensors["memory.keys"], tensors["memory.class_of"]
-    labels, names = [_read_label(label) for label in header["labels"]], header["examples"]
+    labels, names = header["labels"], header["examples"]
+    if not isinstance(labels, list) or not isinstance(names, list) or not all(map(_is_label, labels)):
+        raise ValueError("names that are no names")
     if keys.dtype != torch.float32 or keys.dim() != 2 or class_of.dtype != torch.int64:
         raise ValueError(f"keys of {keys.dtype} and shape {tuple(keys.shape)}, classes of {class_of.dtype}")
     if class_of.dim() != 1 or not len(keys) == len(class_of) == len(names) or not keys.numel():
@@ -113,21 +143,26 @@ def _memory_in(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Memo
     lengths = torch.linalg.vector_norm(keys, dim=1)
     if not ((lengths - 1).abs() < 1e-3).logical_or(lengths == 0).all():
         raise ValueError("keys that are not of length one")
-    if (
-        not isinstance(names, list)
-        or not all(isinstance(name, str) for name in names)
-        or len(set(labels)) != len(labels)
-    ):
+    if not all(isinstance(name, str) for name in names) or len(set(labels)) != len(labels):
         raise ValueError("names that are no names, or twice the same class")
     if set(class_of.tolist()) != set(range(len(labels))):
         raise ValueError("classes without examples, or examples without a class")
-    memory = Memory(keys.shape[1])
+    memory = stream.memory(keys.shape[1])
+    if isinstance(memory, FadingMemory):
+        assert times is not None
+        memory.times = times
     memory.restore(keys.numpy(), class_of.numpy(), labels, names)
     return memory
 
 
-def _described(model: Model | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A model as a file names it, and the weights that are stored along."""
+def _described(sight: Sight) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A model or an encoder as a file names it, and the weights that are stored along."""
+    model, encoder = sight.model, sight.encoder
+    if encoder is not None and encoder.kind == "given":
+        digests = {"source": encoder.source, "weights": encoder.weights}
+        return {"kind": "encoder", "name": encoder.name, **digests}, {}
+    if encoder is not None:
+        return {"kind": encoder.kind, **encoder.said}, dict(encoder.tensors)
     if model is None:
         return {"kind": "embeddings"}, {}
     if model.shipped:
@@ -139,6 +174,58 @@ def _described(model: Model | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     prepared = {"preparation": model.preparation.kind, "bright_ink": model.preparation.bright_ink}
     calibrated = {} if model.calibration is None else {"calibration": model.calibration.to_json()}
     return {"kind": "stored", "name": model.name, "learner": settings.to_json(), **prepared, **calibrated}, weights
+
+
+def _encoder_in(
+    path: Path, tensors: Mapping[str, Tensor], said: Mapping[str, Any], given: Encoder | None, device: str
+) -> Encoder | None:
+    """The encoder that a file names or holds; None where it was made with something else."""
+    if said["kind"] == NAME:
+        if not isinstance(said["features"], int) or not 1 <= said["features"] <= 2**24:
+            raise ValueError("texts hashed to no number of places")
+        return hashed_texts(said["features"])
+    if said["kind"] == "text-model":
+        return _text_model_in(path, tensors, said, device)
+    unasked = given is not None and given.kind == UNASKED.kind
+    if said["kind"] != "encoder":
+        if given is not None and not unasked:
+            raise InputError(f"{path} was made without an encoder of your own; leave it out.")
+        return None
+    name = str(said["name"])
+    if given is not None and unasked:
+        return replace(UNASKED, name=name, source=str(said["source"]), weights=str(said["weights"]), kind="given")
+    if given is None:
+        how = f"--encoder {name}" if ".py:" in name else "Classifier.load(path, encoder=...)"
+        raise InputError(f"{path} was made with the encoder {name}, which is not stored along; give it: {how}.")
+    if given.weights != said["weights"]:
+        raise InputError(
+            f"{path} was made with other weights than those of the encoder given; learn the examples again."
+        )
+    if given.source != said["source"]:
+        warnings.warn(
+            f"the code of the encoder {given.name} is not what {path} was made with; if it makes other vectors, learn "
+            "the examples again.",
+            stacklevel=4,
+        )
+    return given
+
+
+def _text_model_in(path: Path, tensors: Mapping[str, Tensor], said: Mapping[str, Any], device: str) -> Encoder:
+    settings = LearnerSettings.from_json(said["learner"])
+    words, length = said["vocabulary"], said["length"]
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("a vocabulary that is none")
+    if len(words) != settings.vocabulary or (length,) != settings.item_shape:
+        raise ValueError("a vocabulary that is not that of its model")
+    weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+    learner = _built(settings, weights, path).to(find_device(device))
+    return text_model(learner, words, length, str(said["name"]), {"learner": said["learner"]})
+
+
+def _adapter_in(tensors: Mapping[str, Tensor], said: Any) -> Adapter | None:
+    if said is None:
+        return None
+    return adapter_of(dict(tensors), Calibration.from_json(said["calibration"]) if "calibration" in said else None)
 
 
 def _model_in(
@@ -187,15 +274,13 @@ def _written(label: Any) -> Any:
     """A label as JSON: texts and numbers as they are."""
     if isinstance(label, np.generic):
         label = label.item()
-    if not isinstance(label, (str, int, float, bool)):
+    if not _is_label(label):
         raise InputError(f"a class is saved by a text or a number, not by {label!r}.")
     return label
 
 
-def _read_label(label: Any) -> Any:
-    if not isinstance(label, (str, int, float, bool)):
-        raise ValueError(f"{label!r} is no name of a class")
-    return label
+def _is_label(label: Any) -> bool:
+    return isinstance(label, (str, int, float)) and label == label  # not NaN
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:

@@ -1,14 +1,15 @@
 """Folders of pictures: which pictures there are, what they are called, and what kind they are of."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import ImageOps
 
 from fastweights.classifier.errors import InputError
 from fastweights.data import ink
-from fastweights.data.images import SUFFIXES, UNREADABLE
+from fastweights.data.images import SUFFIXES, opened
 from fastweights.data.own import eight_bit
 from fastweights.utils.errors import UserError
 
@@ -70,11 +71,17 @@ def kind_of_pictures(pictures: Sequence[Path]) -> str:
     plain = seen = 0
     for picture in looked_at:
         try:
-            with Image.open(picture) as image:
-                image.draft("RGB", (2 * ink.LARGEST, 2 * ink.LARGEST))
-                look = ink.look(eight_bit(ImageOps.exif_transpose(image), str(picture)))
-        except (*UNREADABLE, UserError):  # it is refused or skipped, with a sentence, when it is read
+            look = _look(picture)
+        except (UserError, OSError):  # it is refused or skipped, with a sentence, when it is read
             continue
         seen += 1
         plain += not look.is_photo and look.colourful < 0.35
-    return "drawings" if 2 * plain >= max(seen, 1) else "photos"
+    return "drawings" if 2 * plain >= seen else "photos"
+
+
+def _look(picture: Path) -> ink.Look:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, about tags and sizes
+        with opened(picture.read_bytes(), str(picture)) as image:
+            image.draft("RGB", (2 * ink.LARGEST, 2 * ink.LARGEST))
+            return ink.look(eight_bit(ImageOps.exif_transpose(image), str(picture)))

@@ -42,6 +42,8 @@ class Preparation:
     def __post_init__(self) -> None:
         if max(self.shape[:2]) > LARGEST_SIDE or self.shape[2] not in (1, 3):
             raise ValueError(f"pictures of {' x '.join(map(str, self.shape))} are none that a model takes")
+        if self.kind == "ink" and self.shape != (ink.SIDE, ink.SIDE, 1):
+            raise ValueError(f"drawings are prepared as {ink.SIDE} x {ink.SIDE} x 1, not {self.shape}")
 
     def __call__(self, picture: Image.Image, name: str) -> "Seen":
         picture = ink.flattened(eight_bit(picture, name))
@@ -90,6 +92,16 @@ def as_list(inputs: Any) -> list[Any]:
         raise InputError(f"pictures are files, PIL images, bytes or arrays, not {type(inputs).__name__}.") from None
 
 
+def as_items(inputs: Any) -> list[Any]:
+    """Items of any kind as a list: arrays are batches; a text, a file or a picture alone is a list of one."""
+    if isinstance(inputs, (str, Path, bytes, bytearray, memoryview, Image.Image, dict)):
+        return [inputs]
+    try:
+        return list(inputs)
+    except TypeError:
+        raise InputError(f"items are a list of what the encoder takes, not {type(inputs).__name__}.") from None
+
+
 def name_of(one: Any, number: int) -> str:
     """What an input is called: its file, or its number."""
     return str(one) if isinstance(one, (str, Path)) else str(number)
@@ -131,7 +143,7 @@ def batches(
 def seen(one: Any, prepare: Preparation, name: str) -> Seen:
     """One input, prepared."""
     if isinstance(one, (str, Path)):
-        one = _read(Path(one))
+        one = contents(Path(one))
     if isinstance(one, (bytes, bytearray, memoryview)):
         with opened(bytes(one), name) as image:
             prepare.hint(image)
@@ -146,7 +158,8 @@ def seen(one: Any, prepare: Preparation, name: str) -> Seen:
     return prepare(_picture_of(one, name), name)
 
 
-def _read(path: Path) -> bytes:
+def contents(path: Path) -> bytes:
+    """The bytes of a picture's file."""
     try:
         if not path.is_file():
             what = "is no plain file; name a picture" if path.exists() else "does not exist; name a picture"

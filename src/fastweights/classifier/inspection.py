@@ -1,17 +1,22 @@
 """What a memory knows, and which of its classes are hard to tell apart."""
 
+import warnings
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fastweights.classifier.memory import Label, Memory
+from fastweights.classifier.calibration import Calibration
+from fastweights.classifier.memory import Label, Memory, unit
 from fastweights.utils.files import picture_format, replacing
 
 PAIRS = 5
 """The most alike classes that are named."""
 MOST_DRAWN = 60
 """Classes that a picture has room for."""
+BLOCK = 1024
+"""Rows compared at a time: ten thousand classes have fifty million pairs."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +38,64 @@ class Inspected:
     asked: int
     alike: list[tuple[Label, Label, float]]
     similarity: np.ndarray
-    """(classes, classes) cosines of the class sums."""
+    """(classes, classes) cosines of the class sums, of the first `MOST_DRAWN`."""
     confusion: np.ndarray
-    """(classes, classes) how often an example of one was taken for another, asked without itself."""
+    """(classes, classes) how often an example of one was taken for another, asked without itself; of the same."""
 
 
-def inspected(memory: Memory) -> Inspected:
-    """Ask every example without itself, and compare the classes with each other."""
-    classes, number = memory.classes, np.arange(memory.classes)
+def inspected(memory: Memory, calibration: Calibration | None = None) -> Inspected:
+    """Ask every example without itself, and compare the classes with each other.
+
+    A calibration weighs classes of unequally many examples, as it does when it answers.
+    """
+    with memory.unchanged():
+        asked, answers = _asked_without_themselves(memory, calibration or Calibration())
+        own, classes = memory.class_of[asked], memory.classes
+        right = np.bincount(own[own == answers], minlength=classes)
+        members, taken_for = defaultdict(list), defaultdict(list)
+        for place, number in enumerate(memory.class_of):
+            members[number].append(memory.names[place])
+        pairs, times = np.unique(np.stack([own, answers], 1), axis=0, return_counts=True)
+        for number, answer in pairs[np.argsort(-times, kind="stable")]:
+            if number != answer:
+                taken_for[number].append(memory.labels[answer])
+        found = [
+            OfClass(label, count, float(right[c]) / count if count > 1 else None, taken_for[c], members[c])
+            for c, (label, count) in enumerate(zip(memory.labels, memory.counts.tolist(), strict=True))
+        ]
+        units = unit(memory.sums)
+        drawn = min(classes, MOST_DRAWN)
+        confusion = np.zeros((drawn, drawn), int)
+        shown = (pairs < drawn).all(1)
+        confusion[tuple(pairs[shown].T)] = times[shown]
+        accuracy = float((own == answers).mean()) if len(asked) else None
+        alike = [(memory.labels[a], memory.labels[b], cosine) for a, b, cosine in _most_alike(units)]
+        return Inspected(found, accuracy, len(asked), alike, units[:drawn] @ units[:drawn].T, confusion)
+
+
+def _asked_without_themselves(memory: Memory, calibration: Calibration) -> tuple[np.ndarray, np.ndarray]:
+    """The examples whose class has others, and which class each is taken for."""
     asked, cosines = memory.left_out()
-    own, answers = memory.class_of[asked], cosines.argmax(1)
-    confusion = np.zeros((classes, classes), int)
-    np.add.at(confusion, (own, answers), 1)
-    units = memory.sums / np.maximum(np.linalg.norm(memory.sums, axis=1, keepdims=True), 1e-12)
-    similarity = units @ units.T
-    above = np.triu(similarity, 1)
-    places = np.argsort(-above, axis=None)[: min(PAIRS, classes * (classes - 1) // 2)]
-    pairs = np.stack(np.unravel_index(places, above.shape), 1)
-    found = []
-    for c in number:
-        mistaken = [place for place in np.argsort(-confusion[c]) if place != c and confusion[c, place]]
-        several = memory.counts[c] > 1
-        right = float(confusion[c, c] / confusion[c].sum()) if several else None
-        names = [memory.names[place] for place in np.flatnonzero(memory.class_of == c)]
-        found.append(
-            OfClass(memory.labels[c], int(memory.counts[c]), right, [memory.labels[m] for m in mistaken], names)
-        )
-    accuracy = float((own == answers).mean()) if len(asked) else None
-    alike = [(memory.labels[a], memory.labels[b], float(similarity[a, b])) for a, b in pairs]
-    return Inspected(found, accuracy, len(asked), alike, similarity, confusion)
+    own, answers = memory.class_of[asked], np.zeros(len(asked), int)
+    weights, weights_left_out = (calibration.similarities(np.ones(memory.classes), memory.shots - n) for n in (0, 1))
+    for first in range(0, len(asked), BLOCK):
+        some, mine = cosines[first : first + BLOCK], own[first : first + BLOCK]
+        similar, rows = some * weights, np.arange(len(some))
+        similar[rows, mine] = some[rows, mine] * weights_left_out[mine]
+        answers[first : first + BLOCK] = similar.argmax(1)
+    return asked, answers
+
+
+def _most_alike(units: np.ndarray) -> list[tuple[int, int, float]]:
+    """The pairs of classes with the largest cosines."""
+    best: list[tuple[int, int, float]] = []
+    for first in range(0, len(units), BLOCK):
+        cosines = units[first : first + BLOCK] @ units.T
+        cosines[np.arange(len(units)) <= np.arange(first, first + len(cosines))[:, None]] = -np.inf  # each pair once
+        places = np.argpartition(-cosines, min(PAIRS, cosines.size - 1), axis=None)[:PAIRS]
+        for a, b in np.stack(np.unravel_index(places, cosines.shape), 1).tolist():
+            best.append((first + a, b, float(cosines[a, b])))
+    return sorted((pair for pair in best if pair[2] > -np.inf), key=lambda pair: -pair[2])[:PAIRS]
 
 
 def draw(found: Inspected, path: Path) -> None:
@@ -69,14 +103,17 @@ def draw(found: Inspected, path: Path) -> None:
     from matplotlib.figure import Figure  # deferred: slow to import
 
     kind = picture_format(path)
-    shown = slice(0, MOST_DRAWN)
-    labels = [f"{one.label} ({one.examples})" for one in found.classes[shown]]
+    drawn = found.classes[: len(found.similarity)]
+    labels = [f"{one.label} ({one.examples})".replace("$", r"\$") for one in drawn]  # no formulas
+    of = (
+        "the classes" if len(drawn) == len(found.classes) else f"the first {len(drawn)} of {len(found.classes)} classes"
+    )
     panels: list[tuple[str, np.ndarray, str, tuple[float, float] | None]] = [
-        ("How alike the classes are (cosine)", found.similarity[shown, shown], "viridis", None)
+        (f"How alike {of} are (cosine)", found.similarity, "viridis", None)
     ]
     if found.asked:
         share = found.confusion / np.maximum(found.confusion.sum(1, keepdims=True), 1)
-        panels.append(("Each example asked without itself: row taken for column", share[shown, shown], "Blues", (0, 1)))
+        panels.append(("Each example asked without itself: row taken for column", share, "Blues", (0, 1)))
     side = 2.5 + 0.28 * len(labels)
     figure = Figure(figsize=(side * len(panels) + 1, side), layout="constrained")
     for axes, (title, numbers, colours, limits) in zip(
@@ -88,5 +125,6 @@ def draw(found: Inspected, path: Path) -> None:
         axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
         axes.set_yticks(range(len(labels)), labels, fontsize=7)
         figure.colorbar(picture, ax=axes, shrink=0.7)
-    with replacing(path) as draft:
+    with replacing(path) as draft, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font does not have: they are boxes
         figure.savefig(draft, format=kind, dpi=120)

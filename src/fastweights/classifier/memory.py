@@ -62,6 +62,16 @@ class Memory:
         return self._counts[: self.classes]
 
     @property
+    def shots(self) -> np.ndarray:
+        """(classes) how many examples of equal weight each is worth."""
+        return self.counts
+
+    @property
+    def masses(self) -> tuple[np.ndarray, np.ndarray]:
+        """(classes) the sums of the weights of a class's examples, and of their squares."""
+        return self.counts, self.counts
+
+    @property
     def sums(self) -> np.ndarray:
         """(classes, D)"""
         return self._sums[: self.classes]
@@ -94,9 +104,7 @@ class Memory:
             numbers = range(self.next_number, self.next_number + len(units))
             self.names += [str(name) for name in (numbers if names is None else names)]
             self.next_number = numbers.stop
-            np.add.at(self._sums, classes, units)
-            np.add.at(self._counts, classes, 1)
-            self._refresh(np.unique(classes))
+            self._sum(classes, units)
 
     def restore(self, keys: np.ndarray, class_of: np.ndarray, labels: Sequence[Label], names: Sequence[str]) -> None:
         """Take in the examples of a saved memory, of which keys have unit length already, in the order of old."""
@@ -107,9 +115,7 @@ class Memory:
             self.next_number = max(numbers, default=-1) + 1
             self._grow(len(self))
             self._keys[: len(self)], self._class_of[: len(self)] = keys, class_of
-            np.add.at(self._sums, class_of, keys)
-            np.add.at(self._counts, class_of, 1)
-            self._refresh(np.arange(self.classes))
+            self._sum(self.class_of, self.keys)
 
     def forget(self, label: Label) -> None:
         """As if no example of this class had ever been added; the class itself is gone."""
@@ -139,6 +145,20 @@ class Memory:
             self._keep(kept)
             self._sum_up(number)
             return label
+
+    def keep_newest(self, label: Label, most: int) -> list[str]:
+        """Forget the oldest examples of a class beyond so many, one at least being kept; returns their names."""
+        with self._lock:
+            number = self.index(label)
+            gone = self._by_age(number)[: -max(most, 1)]
+            if not len(gone):
+                return []
+            names = [self.names[place] for place in gone]
+            kept = np.ones(len(self), bool)
+            kept[gone] = False
+            self._keep(kept)
+            self._sum_up(number)
+            return names
 
     def cosines(self, keys: np.ndarray) -> np.ndarray:
         """How similar unit keys (q, D) are to each class: (q, classes), from -1 to 1 (equation 3, on unit vectors)."""
@@ -179,6 +199,10 @@ class Memory:
             self._sums, self._units = _longer(self._sums, room), _longer(self._units, room)
             self._counts = _longer(self._counts, room)
 
+    def _by_age(self, number: int) -> np.ndarray:
+        """The examples of a class, the oldest first."""
+        return np.flatnonzero(self.class_of == number)
+
     def _keep(self, kept: np.ndarray) -> None:
         """Drop the other examples; the sums are the caller's affair."""
         left = int(kept.sum())
@@ -192,6 +216,16 @@ class Memory:
         np.add.at(self._sums, np.full(len(members), number), members)
         self._counts[number] = len(members)
         self._refresh(np.array([number]))
+
+    def _sum(self, classes: np.ndarray, units: np.ndarray) -> None:
+        """Add keys to the sums of their classes, in order."""
+        changed = np.unique(classes)
+        if len(changed) == len(classes):
+            self._sums[classes] += units
+        else:
+            np.add.at(self._sums, classes, units)  # several times as slow
+        np.add.at(self._counts, classes, 1)
+        self._refresh(changed)
 
     def _refresh(self, classes: np.ndarray) -> None:
         self._units[classes] = unit(self._sums[classes])

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from fastweights.classifier.calibration import Calibration
+from fastweights.classifier.encoders import Encoder
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.inputs import PREPARATIONS, Preparation
 from fastweights.classifier.memory import unit
+from fastweights.classifier.texts import text_model
 from fastweights.learners.base import KeyLearner, Learner
-from fastweights.learners.saved import Saved, fingerprint, load_learner
+from fastweights.learners.saved import MODEL, Saved, fingerprint, load, load_learner
 from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError, did_you_mean
 
@@ -78,6 +80,33 @@ def find_model(model: Any, device: str = "cpu") -> Model:
         near = did_you_mean(str(model), names)
         raise InputError(f"there is no model {str(model)!r}{near}; name {', '.join(names)}, or a file or run.")
     return _of_file(Path(model), device, str(model))
+
+
+def find_text_model(model: Any, device: str = "cpu") -> Encoder | None:
+    """A trained model of sentences, with the vocabulary that its file brings along; None for anything else."""
+    path = Path(model) if isinstance(model, (str, Path)) and str(model) not in shipped_models() else None
+    if path is None or not _exists(path):
+        return None
+    try:
+        if not load(path / MODEL if path.is_dir() else path).learner.vocabulary:
+            return None
+        learner, saved = load_learner(path, find_device(device))
+        return text_model_of(learner, saved, str(model))
+    except InputError:
+        raise
+    except UserError as error:
+        raise InputError(str(error)) from None
+
+
+def text_model_of(learner: Learner, saved: Saved, name: str) -> Encoder:
+    words = saved.classifier.get("vocabulary")
+    if not isinstance(words, list) or len(words) != saved.learner.vocabulary:
+        raise InputError(
+            f"{saved.path} is a model of sentences without its vocabulary; train it again with this version, or take "
+            "the model texts."
+        )
+    said = {"learner": saved.learner.to_json()}
+    return text_model(seeing_keys(learner), words, saved.learner.item_shape[0], name, said)
 
 
 def _exists(path: Path) -> bool:

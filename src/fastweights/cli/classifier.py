@@ -1,8 +1,11 @@
-"""The commands for pictures of one's own: `learn`, `predict`, `add`, `forget`, `inspect`, and `pack` for models."""
+"""The commands for data of one's own: `learn`, `predict`, `add`, `forget`, `inspect`, `export`, `pack`."""
 
+import os
+import re
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,15 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fastweights.classifier import Classifier
+from fastweights.classifier.encoders import UNASKED
 from fastweights.classifier.estimator import SURE, Reading
 from fastweights.classifier.folders import kind_of_pictures, labelled_pictures, pictures_in
 from fastweights.classifier.labels import Labels, Row
 from fastweights.classifier.memory import Label, listed
+from fastweights.classifier.texts import NAME, is_texts, labelled_texts, texts_in
 from fastweights.cli.common import load_dataset
 from fastweights.cli.options import DeviceOption, RootOption
 from fastweights.utils.console import bars, console, say
 from fastweights.utils.errors import UserError
-from fastweights.utils.files import taking_turns
+from fastweights.utils.files import picture_format, taking_turns
 
 UNKNOWN = "unknown"
 """What is written for a picture of none of the classes."""
@@ -28,35 +33,56 @@ AT_A_TIME = 512
 """Pictures answered before their labels are written."""
 SHOWN = 20
 """Answers shown in the terminal; a file holds all of them."""
+SUFFIX = ".fw"
+LONGEST = 255
+"""Bytes of the name of a file, or of a folder."""
 
 ClassifierArgument = Annotated[Path, typer.Argument(help="A classifier that `learn` made: icons.fw, say.")]
-PicturesArgument = Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")]
+PicturesArgument = Annotated[
+    list[Path], typer.Argument(help="Pictures, or folders of pictures; for texts, files of these: .csv, .jsonl, .txt.")
+]
+EncoderOption = Annotated[
+    str | None, typer.Option(help="What turns pictures or texts into vectors: my_file.py:function, of a list of them.")
+]
+CacheOption = Annotated[
+    Path | None, typer.Option(help="Keep an encoder's vectors in this folder: asked once per item.")
+]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Refuse files that cannot be read instead of skipping.")]
 
 
 def learn(
     examples: Annotated[
         Path,
-        typer.Argument(help="A folder with a folder of pictures for each class, or with pictures named after theirs."),
+        typer.Argument(
+            help="A folder with a folder of pictures for each class, or with pictures named after theirs; or a file of "
+            "texts with the columns text and label."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The classifier to write.")] = Path("classifier.fw"),
     model: Annotated[
-        str, typer.Option(help="drawings, photos, a model.safetensors or a run; auto looks at the pictures.")
+        str, typer.Option(help="drawings, photos, texts, a model.safetensors or a run; auto looks at the pictures.")
     ] = "auto",
+    encoder: EncoderOption = None,
+    cache: CacheOption = None,
     strict: StrictOption = False,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Make a classifier from your own pictures: one of each class is enough, and nothing is trained."""
-    groups = labelled_pictures(examples)
-    if model == "auto":
-        model = kind_of_pictures([picture for pictures in groups.values() for picture in pictures])
-        say(f"These look like {model}: using the model {model} (--model chooses another).")
+    """Make a classifier from your own pictures or texts: one of each class is enough, and nothing is trained."""
+    if out.suffix.lower() != SUFFIX or out.is_dir():  # before anything is read; pictures are not overwritten by mistake
+        raise UserError(f"{out} cannot be written: a classifier goes to a file that ends in {SUFFIX}.")
+    of_texts = is_texts(examples)
+    groups: Mapping[str, Sequence[Any]] = labelled_texts(examples) if of_texts else labelled_pictures(examples)
+    seen_by = model if model != "auto" else None if encoder else NAME if of_texts else model
+    if seen_by == "auto":
+        seen_by = kind_of_pictures([picture for pictures in groups.values() for picture in pictures])
+        say(f"These look like {seen_by}: using the model {seen_by} (--model chooses another).")
     with _told() as told, bars() as report:
-        classifier = Classifier(model, device=device, errors=_errors(strict), progress=report).fit(groups)
-        told.reading = classifier.reading_
+        how: dict[str, Any] = {"device": device, "errors": _errors(strict), "progress": report}
+        classifier = Classifier(seen_by, encoder=encoder, cache=cache, **how).fit(groups)
+        told.add(classifier)
     classifier.save(out)
     _say_classes(classifier, out)
-    say(f"Next: fastweights predict {out} PICTURES/")
+    say(f"Next: fastweights predict {out} {'TEXTS.csv' if of_texts else 'PICTURES/'}")
 
 
 def predict(
@@ -71,35 +97,47 @@ def predict(
         Path | None, typer.Option(help="Copy each picture into a folder of its label under this one.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the labels that --out already has.")] = False,
+    encoder: EncoderOption = None,
+    cache: CacheOption = None,
     strict: StrictOption = False,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Label pictures: file, label, confidence."""
-    labeller = Classifier.load(classifier, device=device, errors=_errors(strict), progress=False)
+    """Label pictures or texts: file or text, label, confidence."""
+    labeller = _seeing(classifier, device, strict, encoder, cache)
     if unknown and UNKNOWN in labeller.classes_.tolist():
         raise UserError(f"{classifier} has a class called {UNKNOWN}; rename it, or leave out --unknown.")
     folders = None if copy_to is None else _folders(copy_to, labeller.classes_.tolist(), unknown)
-    found = pictures_in(pictures)
+    found = _inputs(labeller, pictures)
+    if copy_to is not None:
+        if any(isinstance(one, str) for one in found):
+            raise UserError("texts are no files that could be copied; leave out --copy-to.")
+        found = [picture for picture in found if not _lies_in(picture, copy_to)]
+    called = "texts" if any(isinstance(one, str) for one in found) else "pictures"
     shown: list[Row] = []
-    with Labels(out, top, resume=resume) as labels, _told() as told:
+    answered = 0
+    of = "text" if called == "texts" else "file"
+    with Labels(out, top, resume=resume, of=of) as labels, _told() as told:
         left = [picture for picture in found if str(picture) not in labels.done]
         if len(left) < len(found):
-            say(f"{len(found) - len(left):,} of {len(found):,} pictures have their label already.")
+            say(f"{len(found) - len(left):,} of {len(found):,} {called} have their label already.")
         with bars() as report:
             for first in range(0, len(left), AT_A_TIME):
                 some = left[first : first + AT_A_TIME]
                 rows = _answers(labeller, some, top, unknown)
-                told.add(labeller.reading_)
+                told.add(labeller)
                 _copy(rows, folders)
                 labels.write(rows)
                 shown += rows[: SHOWN - len(shown)]
+                answered += len(rows)
                 report("labelling", min(first + AT_A_TIME, len(left)), len(left))
+    if left and not answered:
+        raise UserError(f"none of the {len(left):,} {called} can be read; name others.")
     if out is None:
-        console.print(_answer_table(shown, top))
-        if len(left) > SHOWN:
-            say(f"... and {len(left) - SHOWN:,} more; -o labels.csv writes all of them.")
+        console.print(_answer_table(shown, top, of))
+        if answered > SHOWN:
+            say(f"... and {answered - SHOWN:,} more; -o labels.csv writes all of them.")
     else:
-        say(f"Labels of {len(found) - len(told.skipped):,} pictures: {out}")
+        say(f"Labels of {len(found) - len(left) + answered:,} {called}: {out}")
     if copy_to is not None:
         say(f"Sorted copies: {copy_to}")
 
@@ -108,16 +146,20 @@ def add(
     classifier: ClassifierArgument,
     label: Annotated[str, typer.Argument(help="The class, new or known.")],
     pictures: PicturesArgument,
+    encoder: EncoderOption = None,
+    cache: CacheOption = None,
     strict: StrictOption = False,
     device: DeviceOption = "cpu",
 ) -> None:
     """Add examples of a class, new or known, to a classifier."""
-    with taking_turns(classifier.resolve().parent):
-        grown = Classifier.load(classifier, device=device, errors=_errors(strict), progress=False)
+    if not label.strip():
+        raise UserError("the class has no name; give it one.")
+    with _alone_with(classifier) as path:
+        grown = _seeing(classifier, device, strict, encoder, cache)
         with _told() as told:
-            grown.add(label, pictures_in(pictures))
-            told.reading = grown.reading_
-        grown.save(classifier)
+            grown.add(_as_known(label, grown.memory_.labels), _inputs(grown, pictures))
+            told.add(grown)
+        grown.save(path)
     _say_classes(grown, classifier)
 
 
@@ -129,8 +171,8 @@ def forget(
     ] = False,
 ) -> None:
     """Forget classes, or single examples, as if they had never been there."""
-    with taking_turns(classifier.resolve().parent):
-        shrunk = Classifier.load(classifier, progress=False)
+    with _alone_with(classifier) as path:
+        shrunk = Classifier.load(classifier, encoder=UNASKED, progress=False)
         for label in labels:
             if example:
                 shrunk.forget_example(label)
@@ -138,7 +180,7 @@ def forget(
                 shrunk.forget(_as_known(label, shrunk.memory_.labels))
         if not len(shrunk.memory_):
             raise UserError(f"nothing would be left in {classifier}; delete the file instead.")
-        shrunk.save(classifier)
+        shrunk.save(path)
     _say_classes(shrunk, classifier)
 
 
@@ -152,9 +194,11 @@ def inspect(
     """Show what a classifier knows: classes, examples, and which classes are hard to tell apart."""
     from fastweights.classifier.inspection import draw, inspected  # deferred: draws
 
-    looked_at = Classifier.load(classifier, progress=False)
-    found = inspected(looked_at.memory_)
-    name = looked_at._model.name if looked_at._model is not None else "embeddings"
+    if out is not None:
+        picture_format(out)  # before anything is computed
+    looked_at = Classifier.load(classifier, encoder=UNASKED, progress=False)
+    found = inspected(looked_at.memory_, looked_at._refined.of(looked_at.memory_))
+    name = looked_at._sight.name
     table = Table(title=f"{len(looked_at.classes_)} classes seen by {name}", title_justify="left")
     table.add_column("class")
     table.add_column("examples", justify="right")
@@ -181,6 +225,24 @@ def inspect(
         say(f"Picture: {out}")
 
 
+def export(
+    classifier: ClassifierArgument,
+    out: Annotated[Path, typer.Argument(help="The .onnx file to write.")],
+    no_memory: Annotated[
+        bool, typer.Option("--no-memory", help="Only what turns pixels into keys; the memory is yours to keep.")
+    ] = False,
+) -> None:
+    """Write a classifier as ONNX: pixels in, probabilities out, the names of its classes along."""
+    from fastweights.classifier.export import export as write  # deferred: imports torch's exporter
+
+    if out.suffix.lower() != ".onnx":
+        raise UserError(f"{out} cannot be written: the name of an ONNX graph ends in .onnx.")
+    exported = Classifier.load(classifier, progress=False)
+    write(exported, out, memory=not no_memory)
+    what = "its encoder" if no_memory else f"{len(exported.classes_):,} classes"
+    say(f"{out}: {what}, {out.stat().st_size / 1e6:.1f} MB.")
+
+
 def pack(
     run: Annotated[Path, typer.Argument(help="A trained model, or the folder of a run.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The model to write.")],
@@ -198,6 +260,8 @@ def pack(
     from fastweights.utils.files import append_lines
 
     of = load(run / MODEL if run.is_dir() else run).training
+    if "dataset" not in of:
+        raise UserError(f"{run} does not say what it was trained on; name a model that `fastweights train` made.")
     data = load_dataset(str(of["dataset"]), data_root, str(of.get("variant", "")))
     with bars() as report:
         line = packing.pack(run, twin, out, data, report)
@@ -212,46 +276,87 @@ def pack(
 
 
 class Told:
-    """What is said once at the end of reading pictures."""
+    """What is said once, at the end of reading pictures."""
 
     def __init__(self) -> None:
-        self.reading: Reading | None = None
+        self.reading = Reading()
+        self.sees_ink = False
 
-    def add(self, reading: Reading) -> None:
-        before = self.reading or Reading()
-        before.pictures += reading.pictures
-        before.on_dark += reading.on_dark
-        before.skipped |= reading.skipped
-        self.reading = before
+    def add(self, classifier: Classifier) -> None:
+        """What a classifier noticed about the pictures it has just read."""
+        all_of_them, these = self.reading, classifier.reading_
+        all_of_them.pictures += these.pictures
+        all_of_them.photos += these.photos
+        all_of_them.on_dark += these.on_dark
+        model = classifier._model
+        self.sees_ink = model is not None and (model.preparation.kind == "ink" or model.preparation.bright_ink)
 
-    @property
-    def skipped(self) -> dict[str, str]:
-        return {} if self.reading is None else self.reading.skipped
+    def __str__(self) -> str:
+        pictures, on_dark = self.reading.pictures, self.reading.on_dark
+        many = f"Read {pictures:,} picture{'s' * (pictures > 1)}"
+        if not self.sees_ink or 2 * self.reading.photos > pictures:
+            return f"{many}."
+        polarity = {0: "dark on light", pictures: "light on dark"}.get(on_dark)
+        return f"{many}, {polarity or f'{on_dark:,} of them light on dark'}."
 
 
 @contextmanager
 def _told() -> Iterator[Told]:
-    """Warnings as sentences, each once, and what was noticed about the pictures."""
+    """Say how many pictures were read and what is odd about them, each thing once, though many batches may be odd."""
     told = Told()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # about tags and sizes: harmless
         yield told
-    reading = told.reading
-    if reading is not None and reading.pictures:
-        polarity = {0: "dark on light", reading.pictures: "light on dark"}.get(reading.on_dark)
-        say(
-            f"Read {reading.pictures:,} picture{'s' * (reading.pictures > 1)}, "
-            + (f"{polarity}." if polarity else f"{reading.on_dark:,} of them light on dark.")
-        )
-    for sentence in dict.fromkeys(str(one.message) for one in caught):
+    if told.reading.pictures:
+        say(str(told))
+    for sentence in _added_up([str(one.message) for one in caught], told.reading.pictures):
         say(f"Note: {sentence}")
+
+
+def _added_up(sentences: Sequence[str], pictures: int) -> Iterator[str]:
+    """Sentences about "2 of 512 pictures" of several batches as one about all pictures; others as they are, once."""
+    about_some = re.compile(r"\b(\d+) of \d+ pictures?\b")
+    counts: Counter[tuple[str, ...]] = Counter()
+    for sentence in sentences:
+        before, *rest = about_some.split(sentence, maxsplit=1)
+        counts[before, *rest[1:]] += int(rest[0]) if rest else 1
+    for parts, count in counts.items():
+        of = f"{count:,} of {pictures:,} picture{'s' * (pictures > 1)}"
+        yield of.join(parts)
+
+
+@contextmanager
+def _alone_with(classifier: Path) -> Iterator[Path]:
+    """The file to be read and written again, links followed, while no other process does the same."""
+    path = classifier.resolve()
+    if not path.is_file():
+        Classifier.load(classifier)  # says what is wrong; nothing is made where there was nothing
+    with taking_turns(path.parent):
+        yield path
+
+
+def _seeing(path: Path, device: str, strict: bool, encoder: str | None, cache: Path | None) -> Classifier:
+    """A classifier of pictures, or of texts."""
+    how: dict[str, Any] = {"device": device, "errors": _errors(strict), "progress": False}
+    found = Classifier.load(path, encoder=encoder, cache=cache, **how)
+    if hasattr(found, "n_features_in_"):  # scikit-learn's name for the length of embeddings
+        raise UserError(f"{path} knows embeddings, not pictures; use it from Python: Classifier.load({str(path)!r}).")
+    return found
+
+
+def _inputs(classifier: Classifier, paths: Sequence[Path]) -> list[Any]:
+    """The pictures or the texts that are named, whichever a classifier sees."""
+    sight = classifier._sight
+    sees_texts = sight.item == "text" or (sight.model is None and all(map(is_texts, paths)))
+    return list(texts_in(paths) if sees_texts else pictures_in(paths))
 
 
 def _errors(strict: bool) -> str:
     return "raise" if strict else "skip"
 
 
-def _answers(classifier: Classifier, pictures: Sequence[Path], top: int, unknown: bool) -> list[Row]:
+def _answers(classifier: Classifier, pictures: Sequence[Any], top: int, unknown: bool) -> list[Row]:
     """Rows for the pictures that could be read."""
     chances, known = classifier.predict_all(list(pictures))
     names = classifier.classes_.tolist()
@@ -271,7 +376,8 @@ def _folders(root: Path, labels: Sequence[Label], unknown: bool) -> dict[str, Pa
     """The folder of each label."""
     names = [str(label) for label in labels] + ([UNKNOWN] if unknown else [])
     for name in names:
-        if name in ("", ".", "..") or any(mark in name for mark in "/\\\0") or name.strip() != name:
+        odd = name in ("", ".", "..") or any(mark in name for mark in "/\\\0") or name.strip() != name
+        if odd or len(os.fsencode(name)) > LONGEST:
             raise UserError(f"the class {name!r} cannot be the name of a folder; rename it, or leave out --copy-to.")
     return {name: root / name for name in names}
 
@@ -287,7 +393,14 @@ def _copy(rows: Sequence[Row], folders: dict[str, Path] | None) -> None:
             number += 1
             target = folder / f"{source.stem}-{number}{source.suffix}"
         if not target.exists():
-            shutil.copy2(source, target)
+            draft = target.with_name(f".{target.name}.draft")
+            shutil.copy2(source, draft)
+            draft.replace(target)
+
+
+def _lies_in(picture: Path, folder: Path) -> bool:
+    """Whether it is one of the copies made before."""
+    return picture.resolve().is_relative_to(folder.resolve())
 
 
 def _as_known(label: str, known: Sequence[Any]) -> Any:
@@ -302,9 +415,9 @@ def _say_classes(classifier: Classifier, path: Path) -> None:
     say(f"{path}: {len(counts):,} classes of {each} {plural} each: {listed(classifier.memory_.labels)}.")
 
 
-def _answer_table(rows: Sequence[Row], top: int) -> Table:
+def _answer_table(rows: Sequence[Row], top: int, of: str) -> Table:
     table = Table()
-    table.add_column("file")
+    table.add_column(of, overflow="fold")
     for place in range(top):
         table.add_column("label" if place == 0 else f"label {place + 1}")
         table.add_column("confidence", justify="right")

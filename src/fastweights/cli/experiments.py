@@ -43,6 +43,9 @@ def reproduce(
     learner: Annotated[str, typer.Option(help="Only this model.")] = "",
     protocol: Annotated[str, typer.Option(help="Only this division of the text: standard or pooled.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with the times of earlier runs.")] = False,
+    ray: Annotated[
+        str, typer.Option(help="Fan the runs out over the Ray cluster at this address; local for one of this machine.")
+    ] = "",
     data_root: RootOption = None,
     ledger: LedgerOption = LEDGER,
     runs: Annotated[Path, typer.Option(help="Folder of checkpoints and logs.")] = Path("runs/reproduce"),
@@ -60,8 +63,13 @@ def reproduce(
         _print_plan(chosen, ledger)
         return
     workspace = _workspace(device, precision, commit, runs, data_root)
-    with bars() as report:
-        summary = work.reproduce(chosen, ledger, workspace, deadline, say, lambda run: _bar(str(run)), report)
+    if ray:
+        from fastweights.experiments.fan_out import fan_out  # deferred: only this needs it
+
+        summary = fan_out(chosen, ledger, workspace, deadline, say, ray)
+    else:
+        with bars() as report:
+            summary = work.reproduce(chosen, ledger, workspace, deadline, say, lambda run: _bar(str(run)), report)
     say(f"{len(summary.finished)} runs finished, {summary.left} left, {time.monotonic() - started:.0f} s")
     if not summary.finished and not summary.left:
         say(f"All of them are in {ledger} already; to run them yourself, name a ledger of your own with --ledger.")

@@ -28,6 +28,8 @@ PANELS = {
         "add": "classifier",
         "forget": "classifier",
         "inspect": "classifier",
+        "export": "classifier",
+        "serve": "serve",
         "demo": "demo",
         "models": "models",
         "evaluate": "evaluate",

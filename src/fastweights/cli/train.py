@@ -28,7 +28,7 @@ from fastweights.training.distributed import join, leave
 from fastweights.training.logs import JsonlLog, Sink, TensorBoardLog, tensorboard_is_installed
 from fastweights.training.loop import CHECKPOINT, LOG, MODEL, Outcome, Training, resume
 from fastweights.training.settings import TrainSettings
-from fastweights.utils.console import console, say
+from fastweights.utils.console import bars, console, say
 from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError
 from fastweights.utils.files import alone_in
@@ -50,6 +50,10 @@ def train(
     recipe: Annotated[
         str, typer.Option(help="Start from the settings of a recipe, best, paper or own; options given here win.")
     ] = "",
+    embeddings: Annotated[
+        Path | None,
+        typer.Option(help="An .npz file with X (items, features) and y, labels: train an adapter above these instead."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. (default: runs/DATASET-LEARNER-...)")] = None,
     resume_run: Annotated[
         bool,
@@ -62,6 +66,12 @@ def train(
     given: Values,
 ) -> None:
     """Meta-train a model: slow weights learn, over many tasks, to represent things so that one example is enough."""
+    if embeddings is not None:
+        typed = {"dataset": dataset, "learner": learner, "recipe": recipe, "resume": resume_run, "set": change}
+        wrong = [name for name, value in typed.items() if value]
+        wrong += [name for name in given if name not in ("steps", "shot", "seed")]
+        _train_adapter(embeddings, out, given, wrong)
+        return
     ranks, there = join(find_device(device))
     if resume_run:
         if recipe:
@@ -84,6 +94,28 @@ def train(
             leave()
     if ranks.first:
         _report(training, outcome)
+
+
+def _train_adapter(embeddings: Path, out: Path | None, given: Values, wrong: list[str]) -> None:
+    """Meta-train a layer above embeddings that somebody else's network made."""
+    from fastweights.classifier import adapter  # deferred: only this needs it
+
+    if wrong:
+        raise UserError(f"--{wrong[0].replace('_', '-')} is not for adapters; --steps, --shot and --seed are.")
+    path = out or embeddings.with_name(f"{embeddings.stem}-adapter.safetensors")
+    if path.suffix != ".safetensors":
+        raise UserError(f"{path} cannot be written: an adapter goes to a .safetensors file.")
+    X, y = adapter.read_embeddings(embeddings)
+    with bars() as report:
+        made, measured = adapter.train(X, y, progress=report, **given)
+    made.save(path)
+    before, after = measured["without"], measured["with"]
+    say(
+        f"On {measured['classes']['test']} classes it has not seen, five at a time: one example each, "
+        f"{after['5way_1shot']} % right (without the adapter {before['5way_1shot']} %); five each, "
+        f"{after['5way_5shot']} % ({before['5way_5shot']} %)."
+    )
+    say(f"Adapter: {path}; use it with Classifier({str(path)!r}), for embeddings, or above an encoder=.")
 
 
 def _fresh(

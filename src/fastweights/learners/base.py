@@ -132,7 +132,8 @@ class Learner(nn.Module):
         if self.transductive:  # task by task: batch norm by the batch must not see other tasks
             return at_least_float32(vmap(self.encoder, randomness="different")(x))
         items, at_once = x.flatten(0, 1), items_at_once(x.device)
-        if self.encoder.training or len(items) <= at_once:  # in training batch norm sees all of them together
+        together = self.encoder.training  # batch norm sees all of them
+        if together or torch.compiler.is_exporting() or len(items) <= at_once:
             keys = at_least_float32(self.encoder(items))
         else:  # otherwise a key depends on its item alone, and encoding in pieces takes less memory
             keys = torch.cat([at_least_float32(self.encoder(piece)) for piece in items.split(at_once)])

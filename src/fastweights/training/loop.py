@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastweights.data.items import Dataset
+from fastweights.data.items import Dataset, TextItems
 from fastweights.evaluation import Evaluation, evaluate
 from fastweights.learners import saved as files
 from fastweights.learners.base import KeyLearner, Learner, parameters_above
@@ -376,6 +376,15 @@ class Training:
         for sink in self.sinks:
             sink.write(line)
 
+    def _vocabulary(self) -> dict[str, Any]:
+        """What a model of sentences brings along: the word of each token, none for those that it must not know."""
+        train = self.dataset.splits["train"]
+        words = self.dataset.manifest.get("vocabulary")
+        if not isinstance(train, TextItems) or not words:
+            return {}
+        hidden = train.visible.tolist()
+        return {"vocabulary": [word if hidden[token] == token else "" for token, word in enumerate(words)]}
+
     def save(self) -> None:
         """Write the checkpoint, and the best model so far as a file of its own, never of NaN weights."""
         if self.folder is None or not self.ranks.first:
@@ -394,7 +403,9 @@ class Training:
             whole["classifier"] = self.classifier.state_dict()
         for name, sections in ((MODEL, weights), (CHECKPOINT, whole)):
             path = self.folder / name
-            files.save(path, sections, self.learner_settings, self.settings.to_json(), asdict(self.counters))
+            counters = asdict(self.counters)
+            use = self._vocabulary() if name == MODEL else {}
+            files.save(path, sections, self.learner_settings, self.settings.to_json(), counters, use)
         self._owns_folder = True
         self._saved_at = time.monotonic()
 

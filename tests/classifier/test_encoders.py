@@ -1,0 +1,455 @@
+"""Any encoder: functions, modules, files of one's own; what they may answer, what is kept, and adapters above them."""
+
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.base import clone
+from torch import nn
+
+from fastweights import Classifier
+from fastweights.classifier import adapter as adapters
+from fastweights.classifier.encoders import BATCH, UNASKED, encoder_of
+from fastweights.classifier.errors import InputError
+from fastweights.classifier.key_cache import FILE
+
+ROOT = Path(__file__).parents[2]
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (20, 30, 210)}
+
+
+def picture(colour: str, shift: int = 0, side: int = 8) -> Image.Image:
+    return Image.new("RGB", (side, side), tuple(channel + shift for channel in COLOURS[colour]))
+
+
+def mean_colour(pictures: list[Image.Image]) -> np.ndarray:
+    return np.stack([np.asarray(one, float).mean((0, 1)) for one in pictures])
+
+
+def letters(texts: list[str]) -> list[list[float]]:
+    return [[float(text.count(letter)) for letter in "abc"] for text in texts]
+
+
+class Asked:
+    """Counts what it is asked."""
+
+    def __init__(self, answer: Callable[[list[Any]], Any] = letters) -> None:
+        self.answer, self.batches = answer, []
+
+    def __call__(self, items: list[Any]) -> Any:
+        self.batches.append(list(items))
+        return self.answer(items)
+
+
+class Tiny(nn.Module):
+    """A network as timm makes them: pictures (n, 3, height, width) in, vectors (n, features) out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 5, 1)
+        self.norm = nn.BatchNorm2d(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x)).mean((2, 3))
+
+
+def test_a_function_of_pictures() -> None:
+    model = Classifier(encoder=mean_colour).fit({name: [picture(name), picture(name, 20)] for name in COLOURS})
+    assert model.predict([picture("green", 10), picture("red", 5)]).tolist() == ["green", "red"]
+    assert model.predict(picture("blue", 9)).tolist() == ["blue"]
+    assert model.predict_proba([picture("red", 3)]).argmax() == model.classes_.tolist().index("red")
+    assert model.memory_.width == 3
+    model.add("white", [Image.new("RGB", (4, 4), "white")])
+    assert model.predict([Image.new("RGB", (9, 9), (250, 250, 250))]).tolist() == ["white"]
+    assert model.explain([picture("red")])[0].label == "red"
+
+
+def test_files_reach_an_encoder_as_pictures(tmp_path: Path) -> None:
+    for name in COLOURS:
+        picture(name).convert("RGBA").save(tmp_path / f"{name}.png")
+    encoder = Asked(mean_colour)
+    model = Classifier(encoder=encoder).fit({name: [tmp_path / f"{name}.png"] for name in COLOURS})
+    assert all(one.mode == "RGB" for batch in encoder.batches for one in batch)
+    assert model.predict((tmp_path / "red.png").read_bytes()).tolist() == ["red"]
+    assert str(tmp_path / "red.png") in model.memory_.names
+
+
+def test_texts_and_anything_else() -> None:
+    model = Classifier(encoder=letters).fit(["aab", "bbc", "cca"], ["x", "y", "z"])
+    assert model.predict("aaab").tolist() == ["x"]
+    assert model.memory_.names == ["aab", "bbc", "cca"]
+    of_dicts = Classifier(encoder=lambda items: [[one["a"], one["b"]] for one in items])
+    of_dicts.fit([{"a": 1, "b": 0}, {"a": 0, "b": 1}], [0, 1])
+    assert of_dicts.predict({"a": 3, "b": 1}).tolist() == [0]
+    rows = np.eye(3)
+    of_rows = Classifier(encoder=lambda items: np.stack(items)).fit(rows, list("abc"))
+    assert of_rows.predict(rows + 0.1).tolist() == ["a", "b", "c"]
+
+
+def test_a_module_is_given_tensors_and_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    module = Tiny().train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    model = Classifier(encoder=module).fit({name: [picture(name)] for name in COLOURS})
+    assert model.predict([picture(name, 2) for name in COLOURS]).tolist() == list(COLOURS)
+    assert module.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    with pytest.raises(InputError, match=r"\(3, 4, 4\) and \(3, 8, 8\) make no batch; give prepare=") as raised:
+        encoder_of(module).ask([picture("red"), picture("red", side=4)])
+    assert isinstance(raised.value, ValueError)
+    prepared = Classifier(
+        encoder=module, prepare=lambda one: torch.from_numpy(np.array(one.resize((4, 4)))).permute(2, 0, 1) / 255
+    )
+    prepared.fit({"red": [picture("red"), picture("red", 5, side=11)], "blue": [picture("blue")]})
+    assert prepared.predict([picture("blue", 5, side=3)]).tolist() == ["blue"]
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
+
+
+def test_lines_of_the_docs_with_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timm` gives a module and a transform; `sentence_transformers` a module whose `encode` takes a list of texts."""
+
+    class SentenceTransformer(nn.Sequential):
+        def __init__(self, name: str) -> None:
+            super().__init__(nn.Linear(2, 2))
+
+        def encode(self, sentences: list[str], show_progress_bar: bool = False) -> np.ndarray:
+            return np.array([[float(s.count(c)) for c in "abcdefghij"] for s in sentences], np.float32)
+
+    def create_model(name: str, *, pretrained: bool, num_classes: int) -> nn.Module:
+        torch.manual_seed(0)
+        return Tiny()
+
+    def create_transform(input_size: tuple[int, int, int]) -> Callable[[Image.Image], torch.Tensor]:
+        return lambda image: torch.from_numpy(np.array(image.resize(input_size[1:]))).permute(2, 0, 1) / 255
+
+    data = SimpleNamespace(
+        create_transform=create_transform, resolve_model_data_config=lambda network: {"input_size": (3, 6, 6)}
+    )
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model, data=data))
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=SentenceTransformer))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    picture("red").save("cat.jpg")
+    picture("blue").save("dog.jpg")
+    _, timm_lines, sentence_lines, *_ = blocks("encoders.md")
+    names: dict[str, Any] = {"Classifier": Classifier, "Path": Path}
+    exec(timm_lines, names)
+    assert names["clf"].predict([picture("red", 3, side=20), Path("dog.jpg")]).tolist() == ["cat", "dog"]
+    assert (tmp_path / ".cache/dinov2" / FILE).exists()
+    exec(sentence_lines, names)
+    assert names["clf"].predict(["The striker scored twice."]).tolist() == ["sport"]
+
+
+def test_it_is_asked_in_batches_and_never_twice_for_what_it_knows(tmp_path: Path) -> None:
+    texts = [f"a{'b' * (number % 40)}{'c' * (number // 40)}" for number in range(BATCH + 30)]
+    encoder = Asked()
+    model = Classifier(encoder=encoder, cache=tmp_path).fit(
+        [*texts, texts[3]], [number % 2 for number in range(len(texts))] + [1]
+    )
+    assert [len(batch) for batch in encoder.batches] == [BATCH, 30]
+    expected = Classifier(encoder=letters).fit([*texts, texts[3]], [number % 2 for number in range(len(texts))] + [1])
+    np.testing.assert_array_equal(model.memory_.keys, expected.memory_.keys)
+    again = Classifier(encoder=encoder, cache=tmp_path).fit(texts, [number % 2 for number in range(len(texts))])
+    again.predict(texts)
+    assert len(encoder.batches) == 2
+    again.predict(["aaaa", texts[0], "aaaa"])
+    assert encoder.batches[2:] == [["aaaa"]]
+    other = Asked(lambda texts: np.array(letters(texts)) + 1)
+
+    def another(texts: list[str]) -> Any:
+        return other(texts)
+
+    Classifier(encoder=another, cache=tmp_path).fit(texts, [number % 2 for number in range(len(texts))])
+    assert len(other.batches) == 2  # the vectors of one are none of another
+
+
+def test_pictures_are_known_by_their_content(tmp_path: Path) -> None:
+    for name in COLOURS:
+        picture(name).save(tmp_path / f"{name}.png")
+    encoder = Asked(mean_colour)
+    model = Classifier(encoder=encoder, cache=tmp_path / "kept")
+    model.fit({name: [tmp_path / f"{name}.png"] for name in COLOURS})
+    (tmp_path / "red.png").rename(tmp_path / "other.png")
+    model.predict([tmp_path / "other.png", (tmp_path / "blue.png").read_bytes()])
+    assert len(encoder.batches) == 1
+    module, folder = Tiny(), tmp_path / "module"
+    Classifier(encoder=module, cache=folder).fit({name: [picture(name)] for name in COLOURS})
+    before = (folder / FILE).read_bytes()
+    nn.init.normal_(module.layer.weight)
+    Classifier(encoder=module, cache=folder).fit({name: [picture(name)] for name in COLOURS})
+    assert (folder / FILE).read_bytes() != before  # other weights, other vectors
+
+
+def test_a_damaged_cache_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no database" * 100)
+    with pytest.raises(InputError, match=r"the cache .* cannot be used .*; delete it"):
+        Classifier(encoder=letters, cache=tmp_path).fit(["a", "b"], [0, 1])
+    with pytest.raises(InputError, match="cannot be used"):
+        Classifier(encoder=letters, cache=tmp_path / FILE / "below").fit(["a", "b"], [0, 1])
+
+
+def failing(texts: list[str]) -> Any:
+    if any("bad" in text for text in texts):
+        raise RuntimeError("cannot\nread this")
+    return letters(texts)
+
+
+def nan(texts: list[str]) -> Any:
+    vectors = np.array(letters(texts))
+    vectors[[place for place, text in enumerate(texts) if "bad" in text]] = np.nan
+    return vectors
+
+
+WRONG: dict[str, tuple[Callable[[list[str]], Any], str]] = {
+    "a failure": (failing, "the encoder failing fails on abad \\(RuntimeError: cannot read this\\)"),
+    "nan": (nan, "the vector of abad by the encoder nan holds numbers that are not finite"),
+    "zeros": (lambda texts: [[0, 0] if "bad" in t else [1, 2] for t in texts], "vector of abad .* is all zeros"),
+    "one vector": (lambda texts: np.ones(3), r"returns the shape \(3,\) for 1 item; have it return \(1, features\)"),
+    "maps": (lambda texts: np.ones((len(texts), 3, 2, 2)), r"returns the shape \(1, 3, 2, 2\) for 1 item"),
+    "too few": (lambda texts: np.ones((0, 3)), r"returns the shape \(0, 3\) for 1 item"),
+    "no numbers": (lambda texts: {"last_hidden_state": 1}, "returns dict, not an array"),
+    "nothing": (lambda texts: None, r"returns the shape \(\) for|returns NoneType"),
+    "ragged": (lambda texts: [[1.0] * (1 + len(t)) for t in texts], "different|gives a vector of width|shape"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_answers_are_named_and_nothing_is_lost(what: str) -> None:
+    encoder, says = WRONG[what]
+    model = Classifier(encoder=letters).fit(["aab", "bbc"], ["x", "y"])
+    before = model.predict_proba(["ab"])
+    model.encoder = encoder  # as if it had turned bad; a refused fit leaves all as it was
+    with pytest.raises(InputError, match=says) as raised:
+        model.fit(["aab", "bbc", "abad"], ["x", "y", "x"])
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).endswith(".")
+    np.testing.assert_array_equal(model.predict_proba(["ab"]), before)
+    assert model.classes_.tolist() == ["x", "y"]
+
+
+@pytest.mark.parametrize("encoder", [failing, nan])
+def test_what_fails_is_skipped_if_asked(encoder: Callable[[list[str]], Any]) -> None:
+    model = Classifier(encoder=encoder, errors="skip")
+    with pytest.warns(UserWarning, match="abad was skipped: the "):
+        model.fit(["aab", "abad", "bbc"], ["x", "x", "y"])
+    assert model.memory_.names == ["aab", "bbc"]
+    with pytest.warns(UserWarning, match="cbad was skipped"):
+        assert model.predict(["cbad", "bc"]).tolist() == [None, "y"]
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(InputError, match="none of the examples of 'z'"):
+        model.add("z", ["bad"])
+
+
+def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("nothing")
+    model = Classifier(encoder=mean_colour).fit({name: [picture(name)] for name in COLOURS})
+    for wrong in (tmp_path / "a.png", tmp_path / "gone.png"):
+        with pytest.raises(InputError, match=wrong.name):
+            model.predict([picture("red"), wrong])
+    with pytest.raises(InputError, match=r"the preparation fails on 1 \(ZeroDivisionError"):
+        Classifier(encoder=letters, prepare=lambda one: one if one == "a" else 1 / 0).fit(["a", 5], [0, 1])
+
+
+def test_another_width_than_the_memorys_is_refused() -> None:
+    width = 3
+
+    def changing(texts: list[str]) -> np.ndarray:
+        return np.ones((len(texts), width)) + np.arange(width)
+
+    model = Classifier(encoder=letters).fit(["aab", "bbc"], ["x", "y"])
+    model._sight = type(model._sight)(encoder=encoder_of(changing))
+    width = 4
+    for ask in (lambda: model.predict(["a"]), lambda: model.add("z", ["a"]), lambda: model.partial_fit(["a"], ["x"])):
+        with pytest.raises(InputError, match="gives vectors of width 4, but the memory holds keys of 3"):
+            ask()
+    assert model.classes_.tolist() == ["x", "y"]
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a class": (lambda: Classifier(encoder=Tiny).fit(["a", "b"], [0, 1]), "or a module, not Tiny"),
+    "a number": (lambda: Classifier(encoder=5).fit(["a", "b"], [0, 1]), "or a module, not int"),
+    "a word": (lambda: Classifier(encoder="dino").fit(["a", "b"], [0, 1]), "'dino' is no encoder"),
+    "no file": (lambda: Classifier(encoder="gone.py:f").fit(["a", "b"], [0, 1]), "gone.py:f"),
+    "two models": (lambda: Classifier("drawings", encoder=letters).fit(["a", "b"], [0, 1]), "a model or an encoder"),
+    "prepare alone": (lambda: Classifier(prepare=letters).fit([[1.0], [2.0]], [0, 1]), "give encoder=, too"),
+    "prepare of a number": (lambda: Classifier(encoder=letters, prepare=5).fit(["a", "b"], [0, 1]), "of one item"),
+    "texts for a module": (
+        lambda: Classifier(encoder=Tiny()).fit(["a", "b"], [0, 1]),
+        "a module takes tensors, not str",
+    ),
+    "a number of items": (lambda: Classifier(encoder=letters).fit(["a", "b"], [0, 1]).predict(5), "not int"),
+    "no items": (lambda: Classifier(encoder=letters).fit(["a", "b"], [0, 1]).predict([]), "at least one item"),
+    "one text, two names": (lambda: Classifier(encoder=letters).fit(["ab", "ba"], [0, 1]), "are the same item, under"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_encoder_is_refused_in_one_sentence(what: str) -> None:
+    wrong, says = REFUSED[what]
+    with pytest.raises(InputError, match=says) as raised:
+        wrong()
+    assert str(raised.value).endswith(".")
+
+
+# On disk
+
+
+def test_an_encoder_is_named_not_stored(tmp_path: Path) -> None:
+    path = tmp_path / "x.fw"
+    model = Classifier(encoder=letters).fit(["aab", "bbc"], ["x", "y"])
+    model.save(path)
+    with pytest.raises(InputError, match=r"made with the encoder letters, which is not stored along; give it: Classif"):
+        Classifier.load(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = Classifier.load(path, encoder=letters)
+    np.testing.assert_array_equal(loaded.predict_proba(["abc", "cb"]), model.predict_proba(["abc", "cb"]))
+    assert clone(loaded).fit(["aab", "bbc"], ["x", "y"]).predict(["aa"]).tolist() == ["x"]
+    loaded.add("z", ["ccc"]).save(path)
+    assert Classifier.load(path, encoder=letters).classes_.tolist() == ["x", "y", "z"]
+    with pytest.warns(UserWarning, match="the code of the encoder nan is not what"):
+        Classifier.load(path, encoder=nan)
+    shrunk = Classifier.load(path, encoder=UNASKED).forget("x")
+    with pytest.raises(InputError, match="the encoder was not given"):
+        shrunk.predict(["a"])
+    shrunk.save(path)
+    assert Classifier.load(path, encoder=letters).classes_.tolist() == ["y", "z"]
+
+
+def test_weights_of_networks_are_recognised(tmp_path: Path) -> None:
+    path, module = tmp_path / "x.fw", Tiny()
+
+    def through(pictures: list[Image.Image]) -> torch.Tensor:
+        return encoder_of(module).ask(pictures)
+
+    for encoder in (module, through):
+        Classifier(encoder=encoder).fit({name: [picture(name)] for name in COLOURS}).save(path)
+        Classifier.load(path, encoder=encoder)
+        saved = module.layer.weight.detach().clone()
+        nn.init.normal_(module.layer.weight)
+        with pytest.raises(InputError, match="other weights than those of the encoder given"):
+            Classifier.load(path, encoder=encoder)
+        with torch.no_grad():
+            module.layer.weight.copy_(saved)
+    Classifier().fit(np.eye(3), list("abc")).save(path)
+    with pytest.raises(InputError, match="without an encoder of your own"):
+        Classifier.load(path, encoder=module)
+
+
+def test_an_encoder_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def encode(texts):\n    return [[float(text.count(letter)) for letter in 'abc'] for text in texts]\n"
+    )
+    name = f"{tmp_path}/mine.py:encode"
+    model = Classifier(encoder=name).fit(["aab", "bbc"], ["x", "y"])
+    model.save(tmp_path / "x.fw")
+    with pytest.raises(InputError, match=r"give it: --encoder .*mine.py:encode"):
+        Classifier.load(tmp_path / "x.fw")
+    assert Classifier.load(tmp_path / "x.fw", encoder=name).predict("aaa").tolist() == ["x"]
+
+
+# Adapters
+
+
+def embeddings(classes: int = 30, each: int = 10, width: int = 24, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Classes that differ in a few directions, among others that mean nothing and are louder."""
+    rng = np.random.default_rng(seed)
+    means = np.zeros((classes, width))
+    means[:, :6] = rng.normal(size=(classes, 6))
+    noise = rng.normal(size=(classes * each, width)) * np.r_[np.full(6, 0.2), np.full(width - 6, 1.0)]
+    return np.repeat(means, each, 0) + noise + 1.0, np.repeat([f"class {c:02}" for c in range(classes)], each)
+
+
+def test_an_adapter_learns_which_directions_matter(tmp_path: Path) -> None:
+    X, y = embeddings(40, 12)
+    adapter, measured = adapters.train(X, y, steps=300)
+    before, after = measured["without"]["5way_1shot"], measured["with"]["5way_1shot"]
+    assert after > before + 10
+    assert measured["classes"] == {"val": 10, "test": 10, "train": 20}
+    adapter.save(tmp_path / "a.safetensors")
+    other, labels = embeddings(8, 10, seed=5)
+    some = np.arange(80) % 10 == 0
+    with_it = Classifier(tmp_path / "a.safetensors").fit(other[some], labels[some])
+    without = Classifier().fit(other[some], labels[some])
+    assert with_it.score(other[~some], labels[~some]) > without.score(other[~some], labels[~some]) + 0.1
+    with_it.save(tmp_path / "x.fw")
+    loaded = Classifier.load(tmp_path / "x.fw")
+    np.testing.assert_array_equal(loaded.predict_proba(other), with_it.predict_proba(other))
+    assert (
+        clone(loaded).fit(other[some], labels[some]).predict(other[:3]).tolist() == with_it.predict(other[:3]).tolist()
+    )
+    rows = {f"row {place}": row for place, row in enumerate(other)}
+    above = Classifier(tmp_path / "a.safetensors", encoder=lambda names: np.stack([rows[name] for name in names]))
+    above.fit([f"row {place}" for place in np.flatnonzero(some)], labels[some])
+    np.testing.assert_array_equal(above.predict(list(rows)), with_it.predict(other))
+    with pytest.raises(ValueError, match="features"):
+        with_it.predict(other[:, :5])
+    with pytest.raises(InputError, match="24"):
+        Classifier(tmp_path / "a.safetensors").fit(other[:, :5], labels)
+
+
+def test_an_adapter_is_never_worse_than_none_where_it_was_chosen() -> None:
+    rng = np.random.default_rng(1)
+    adapter, measured = adapters.train(rng.normal(size=(300, 8)), np.repeat(np.arange(30), 10), steps=50)
+    assert measured["validation"][1] >= measured["validation"][0]
+    assert np.isfinite(adapter.keys(rng.normal(size=(5, 8)))).all()
+
+
+def test_the_loss_of_an_adapter_by_hand() -> None:
+    """Values and gradients of a batch of tasks, added up example by example."""
+    X, y = embeddings(8, 7, 7)
+    items = adapters._items(adapters.unit(X), np.repeat(np.arange(8), 7), np.arange(8), np.unique(y))
+    weight, bias = torch.eye(7).requires_grad_(), torch.full((7,), -0.1).requires_grad_()
+    scale = torch.tensor(1.5, requires_grad=True)
+    loss = adapters._loss(items, weight, bias, scale, 2, torch.Generator().manual_seed(3))
+    found = torch.autograd.grad(loss, (weight, bias, scale))
+    drawn = torch.Generator().manual_seed(3)
+    classes = torch.stack([torch.randperm(8, generator=drawn)[:5] for _ in range(adapters.TASKS)])
+    chances = torch.rand((adapters.TASKS, 5, 7), generator=drawn)
+    total, count = torch.zeros(()), 0
+    for task in range(adapters.TASKS):
+        order = chances[task].argsort(-1, descending=True)[:, : 2 + adapters.QUERIES]
+        keys = [
+            [(lambda v: v / v.norm())(weight @ items.values[7 * int(c) + int(place)] + bias) for place in row]
+            for c, row in zip(classes[task], order, strict=True)
+        ]
+        sums = [(lambda v: v / v.norm())(of_class[0] + of_class[1]) for of_class in keys]
+        for answer, of_class in enumerate(keys):
+            for query in of_class[2:]:
+                logits = torch.stack([scale.exp() * (query @ one) for one in sums])
+                total, count = total - logits.log_softmax(0)[answer], count + 1
+    expected = total / count
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
+    for one, other in zip(found, torch.autograd.grad(expected, (weight, bias, scale)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_bad_embeddings_are_refused(tmp_path: Path) -> None:
+    X, y = embeddings()
+    path = tmp_path / "e.npz"
+    bad: dict[str, Callable[[], Any]] = {
+        "cannot be read": lambda: path.write_bytes(b"nothing"),
+        "holds keys; save X": lambda: np.savez(path, keys=X),
+        "X is": lambda: np.savez(path, X=X[0], y=y),
+        "a label each": lambda: np.savez(path, X=X, y=y[1:]),
+        "not finite, first in row 3": lambda: np.savez(path, X=np.where(np.arange(300)[:, None] == 3, np.nan, X), y=y),
+    }
+    for says, write in bad.items():
+        path.unlink(missing_ok=True)
+        write()
+        with pytest.raises(InputError, match=says):
+            adapters.read_embeddings(path)
+    with pytest.raises(InputError, match="an adapter needs 25 such classes"):
+        adapters.train(X[:100], y[:100])
+    adapters.Adapter(np.eye(3, dtype=np.float32), np.full(3, np.nan, np.float32)).save(tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match="is damaged"):
+        Classifier(tmp_path / "a.safetensors").fit(np.eye(3), list("abc"))
