@@ -7,8 +7,8 @@ from fastweights.training.loop import Training
 from fastweights.training.settings import TrainSettings
 
 NARROW = {"cnn": {"filters": 16}, "resnet": {"blocks": (8, 8, 16, 32), "features": 64, "width": 64}}
-ELSEWHERE = ("mann-", "snail-")
-"""Sequence models want more steps and smaller rates: their own tests have them learn."""
+ELSEWHERE = ("mann-", "snail-", "metanet-", "ada", "siamese-", "hebbian-softmax-", "meta-lstm-", "matching-cnn-fce")
+"""Models whose own tests have them learn, most of them on these characters, too."""
 USUAL_STEPS = 100
 STEPS = {
     "fwcnn-hebb": 450,
@@ -23,8 +23,8 @@ STEPS = {
 """Of models that start slowly; all others have the usual number."""
 
 
-SLOW = {"fwresnet-gradient1", "meta-lstm-cnn", "adaresnet-df", "adaresnet-gradient"}
-"""Left to the slow tests: their encoder and their rule are each in a quicker model or test, too."""
+SLOW = {"fwresnet-gradient1", "fwresnet-open", "maml-first-order-cnn", "ridge-cnn"}
+"""Left to the slow tests: their encoder and their rule are each in a quicker model, too."""
 NAMES = [name for name in PRESETS if not reads_text(name) and not name.startswith(ELSEWHERE)]
 
 
