@@ -274,7 +274,7 @@ def test_a_column_split_decides(tmp_path):
         ("t.csv", b"text,label\nhello,\n", "line 2, lacks a text or a label"),
         ("t.csv", b"text,label\nhello,a\n!?,b\n", "line 3, has a text without words"),
         ("t.csv", b"text,label,split\nhello,a,dev\n", "the split 'dev'"),
-        ("t.csv", b"text,label\n\xff\xfe,a\n", "cannot be read as UTF-8"),
+        ("t.csv", b"text,label\n\xff\xfe,a\n", "is not UTF-8 text"),
         ("t.csv", b"text,label\nhello,a\nhello,b\n", "2 classes"),
         ("t.jsonl", b'{"text": "a", "label": 1}\n[1]\n', "line 2, is not a JSON object"),
         ("t.jsonl", b'{"text": "a", "label": 1}\n{"text"', "line 2, is not a JSON object"),

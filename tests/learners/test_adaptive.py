@@ -16,8 +16,6 @@ from fastweights.learners.registry import LearnerSettings, preset
 from fastweights.nn.encoders import CNN, ResNet
 from fastweights.nn.rules import log_and_sign
 from fastweights.tasks.episodes import Episode
-from fastweights.training.loop import Training
-from fastweights.training.settings import TrainSettings
 from fastweights.utils.errors import UserError
 
 ENCODERS: dict[str, Callable[[], nn.Module]] = {
@@ -227,20 +225,11 @@ def test_the_authors_hyper_parameters() -> None:
     assert list(build_learner(large).shifted_layers) == [3, 4]
 
 
-def test_it_learns_strokes(loaded_strokes: Any) -> None:
+@pytest.mark.parametrize("information", ["df", "gradient"])
+def test_it_learns_strokes(loaded_strokes: Any, information: str) -> None:
     """Above 45 % of five ways (chance: 20 %) on 100 tasks of characters never seen, in some seconds."""
     torch.set_default_dtype(torch.float32)
-    options = {"filters": 12, "width": 32, "slope": 0.0}
+    options = {"information": information, "filters": 12, "width": 32, "slope": 0.0}
     learner = LearnerSettings("adaptive", "cnn", item_shape=(28, 28, 1), slots=5, **options)
-    settings = TrainSettings(
-        way=5,
-        queries=3,
-        steps=120,
-        tasks_per_step=4,
-        learning_rate=5e-3,
-        schedule="cosine",
-        validate_every=10**6,
-        validation_tasks=20,
-        test_tasks=100,
-    )
-    assert Training(learner, settings, loaded_strokes.dataset).run().test.accuracy > 0.45
+    shorter = {"steps": 120, "validation_tasks": 20, "test_tasks": 100}
+    assert tiny.strokes_accuracy(learner, loaded_strokes.dataset, **shorter) > 0.45

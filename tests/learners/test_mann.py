@@ -171,11 +171,8 @@ def test_labels_come_one_step_late() -> None:
 
 
 def test_a_query_is_answered_alone() -> None:
-    learner, episode = narrow().eval(), tiny.noise_episode()
-    state = learner.describe(episode.support_x, episode.support_y)
-    together = learner.predict(state, episode.query_x)
-    torch.testing.assert_close(learner.predict(state, episode.query_x[:, 4:5]), together[:, 4:5])
-    torch.testing.assert_close(learner(episode[1:2]), together[1:2])
+    learner = narrow().eval()
+    tiny.assert_answered_alone(learner)
     assert (learner.transductive, learner.can_extend, learner.can_forget) == (False, False, False)
 
 
@@ -188,12 +185,7 @@ def test_only_training_reads_the_same_task_in_several_orders() -> None:
 
 
 def test_training_binds_to_random_slots() -> None:
-    learner, episode = narrow(slots=7).train(), tiny.noise_episode()
-    state = learner.describe(episode.support_x, episode.support_y, 4)
-    assert not torch.equal(state["slots"], torch.arange(4).expand(3, 4))
-    assert learner.predict(state, episode.query_x).shape == (3, 12, 4)
-    with pytest.raises(UserError, match="7 label slots"):
-        learner(tiny.noise_episode(way=8))
+    tiny.assert_random_slots(narrow(slots=7).train())
 
 
 def test_pixels_are_averaged_and_nothing_else() -> None:

@@ -13,8 +13,6 @@ from fastweights.learners.registry import preset
 from fastweights.learners.siamese import Siamese, verification_loss
 from fastweights.nn.encoders import CNN
 from fastweights.tasks.episodes import Episode
-from fastweights.training.loop import Training
-from fastweights.training.settings import TrainSettings
 
 
 @pytest.fixture(autouse=True)
@@ -97,11 +95,8 @@ def test_permuting_labels_alone_permutes_logits() -> None:
 
 
 def test_a_query_is_answered_alone() -> None:
-    learner, episode = narrow().eval(), tiny.noise_episode()
-    state = learner.describe(episode.support_x, episode.support_y)
-    together = learner.predict(state, episode.query_x)
-    torch.testing.assert_close(learner.predict(state, episode.query_x[:, 4:5]), together[:, 4:5])
-    torch.testing.assert_close(learner(episode[1:2]), together[1:2])
+    learner = narrow().eval()
+    tiny.assert_answered_alone(learner)
     assert not learner.transductive
 
 
@@ -116,14 +111,4 @@ def test_it_learns_strokes(loaded_strokes) -> None:
     """At least 60 % of five ways (chance: 20 %) on 200 tasks of characters never seen."""
     shape = {"item_shape": (28, 28, 1), "vocabulary": 0, "way": 5, "shot": 1}
     learner = preset("siamese-cnn", dataset="strokes", **shape, filters=16, width=256)
-    settings = TrainSettings(
-        queries=3,
-        steps=100,
-        tasks_per_step=4,
-        learning_rate=5e-3,
-        schedule="cosine",
-        validate_every=10**6,
-        validation_tasks=50,
-        test_tasks=200,
-    )
-    assert Training(learner, settings, loaded_strokes.dataset).run().test.accuracy > 0.6
+    assert tiny.strokes_accuracy(learner, loaded_strokes.dataset) > 0.6

@@ -14,9 +14,6 @@ from fastweights.learners.sequences import draw_order, in_order
 from fastweights.learners.snail import CausalAttention, SequenceLayer, Snail, TemporalConvolution, sequence_layers
 from fastweights.nn.encoders import CNN
 from fastweights.tasks.episodes import Episode
-from fastweights.training.loop import Training
-from fastweights.training.settings import TrainSettings
-from fastweights.utils.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -86,11 +83,8 @@ def test_a_query_ends_a_sequence_of_its_own(way: int) -> None:
 
 
 def test_a_query_is_answered_alone() -> None:
-    learner, episode = narrow().eval(), tiny.noise_episode()
-    state = learner.describe(episode.support_x, episode.support_y)
-    together = learner.predict(state, episode.query_x)
-    torch.testing.assert_close(learner.predict(state, episode.query_x[:, 4:5]), together[:, 4:5])
-    torch.testing.assert_close(learner(episode[1:2]), together[1:2])
+    learner = narrow().eval()
+    tiny.assert_answered_alone(learner)
     assert not learner.transductive
 
 
@@ -156,12 +150,7 @@ def test_labels_stay_with_their_keys() -> None:
 
 
 def test_training_binds_to_random_slots() -> None:
-    learner, episode = narrow(slots=7).train(), tiny.noise_episode()
-    state = learner.describe(episode.support_x, episode.support_y, 4)
-    assert not torch.equal(state["slots"], torch.arange(4).expand(3, 4))
-    assert learner.predict(state, episode.query_x).shape == (3, 12, 4)
-    with pytest.raises(UserError, match="7 label slots"):
-        learner(tiny.noise_episode(way=8))
+    tiny.assert_random_slots(narrow(slots=7).train())
 
 
 def test_the_state_is_what_a_next_element_sees() -> None:
@@ -185,14 +174,4 @@ def test_it_learns_strokes(loaded_strokes) -> None:
     """At least 40 % of five ways (chance: 20 %) on 200 tasks of characters never seen."""
     shape = {"item_shape": (28, 28, 1), "vocabulary": 0, "way": 5, "shot": 1}
     learner = preset("snail-cnn", dataset="strokes", **shape, filters=16, temporal_filters=32)
-    settings = TrainSettings(
-        queries=3,
-        steps=160,
-        tasks_per_step=8,
-        learning_rate=2e-3,
-        schedule="cosine",
-        validate_every=10**6,
-        validation_tasks=50,
-        test_tasks=200,
-    )
-    assert Training(learner, settings, loaded_strokes.dataset).run().test.accuracy > 0.4
+    assert tiny.strokes_accuracy(learner, loaded_strokes.dataset, steps=160, tasks_per_step=8, learning_rate=2e-3) > 0.4

@@ -7,9 +7,6 @@ nothing else here knows how common a word is. Counts enter by their square roots
 pieces.
 """
 
-import csv
-import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +17,11 @@ import torch
 from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.encoders import Encoder
 from fastweights.classifier.errors import InputError
-from fastweights.data.own import words_of
+from fastweights.data.own import rows_of, words_of
 from fastweights.data.texts import SPECIAL
 from fastweights.learners.base import KeyLearner
 from fastweights.learners.saved import fingerprint
 from fastweights.utils.errors import UserError
-from fastweights.utils.files import read_text
 from fastweights.utils.tokens import PAD, UNKNOWN
 
 NAME = "texts"
@@ -186,33 +182,6 @@ def texts_in(paths: Sequence[Path]) -> list[str]:
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The numbered rows of a file."""
     try:
-        content = read_text(path).removeprefix("\ufeff")
+        yield from rows_of(path, ("text",))
     except UserError as error:
         raise InputError(str(error)) from None
-    ending = path.suffix.lower()
-    if ending in (".jsonl", ".txt"):
-        for line, written in enumerate(content.split("\n"), 1):
-            if written.strip():
-                yield line, {"text": written} if ending == ".txt" else _json_row(written, f"{path}, line {line},")
-        return
-    reader = csv.DictReader(io.StringIO(content, newline=""), delimiter="\t" if ending == ".tsv" else ",")
-    try:
-        if "text" not in (reader.fieldnames or ()):
-            raise InputError(f"{path} needs a column called text in its first line.")
-        for row in reader:
-            if None in row:
-                where = f"{path}, line {reader.line_num},"
-                raise InputError(f"{where} has more fields than the first line; put quotes around texts with commas.")
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise InputError(f"{path}, line {max(1, reader.line_num)}, is not csv ({error}).") from None
-
-
-def _json_row(row: str, where: str) -> Mapping[str, Any]:
-    try:
-        parsed = json.loads(row)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise InputError(f'{where} is not a JSON object such as {{"text": "...", "label": "..."}}.')
-    return parsed

@@ -33,6 +33,7 @@ from fastweights.data.prepared import Split, is_prepared, open_dataset, prepared
 from fastweights.data.sources import Files, files_under
 from fastweights.data.texts import by_frequency, tokenised, vocabulary_of
 from fastweights.utils.errors import UserError
+from fastweights.utils.files import read_text
 from fastweights.utils.progress import Report, silent
 
 SPLITS = ("train", "val", "test")
@@ -266,7 +267,7 @@ def words_of(text: str) -> list[str]:
 
 def _read_texts(path: Path) -> Iterator[tuple[str, str, str]]:
     """(split or nothing, label, text) of every row."""
-    for line, row in _rows(path):
+    for line, row in rows_of(path, ("text", "label")):
         text, label, split = row.get("text"), row.get("label"), row.get("split") or ""
         if not isinstance(text, str) or label is None or isinstance(label, (list, dict)) or not str(label).strip():
             raise UserError(f"{path}, line {line}, lacks a text or a label; every row needs both.")
@@ -277,20 +278,20 @@ def _read_texts(path: Path) -> Iterator[tuple[str, str, str]]:
         yield str(split), str(label).strip(), text
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text ({error}).") from None
-    if path.suffix.lower() == ".jsonl":
+def rows_of(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """The numbered rows of a .csv, .tsv or .jsonl file, tables with at least these columns, or the lines of a .txt."""
+    content = read_text(path).removeprefix("\ufeff")
+    ending = path.suffix.lower()
+    if ending in (".jsonl", ".txt"):
         for line, written in enumerate(content.split("\n"), 1):
             if written.strip():
-                yield line, _json_row(written, f"{path}, line {line},")
+                yield line, {"text": written} if ending == ".txt" else _json_row(written, f"{path}, line {line},")
         return
-    reader = csv.DictReader(io.StringIO(content, newline=""))
+    reader = csv.DictReader(io.StringIO(content, newline=""), delimiter="\t" if ending == ".tsv" else ",")
     try:
-        if not {"text", "label"} <= set(reader.fieldnames or ()):
-            raise UserError(f"{path} needs the columns text and label in its first line.")
+        if not set(columns) <= set(reader.fieldnames or ()):
+            wanted = f"the columns {' and '.join(columns)}" if len(columns) > 1 else f"a column called {columns[0]}"
+            raise UserError(f"{path} needs {wanted} in its first line.")
         for row in reader:
             if None in row:
                 where = f"{path}, line {reader.line_num},"

@@ -13,7 +13,7 @@ from fastweights.nn.init import Shapes
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.devices import items_at_once
 from fastweights.utils.errors import UserError
-from fastweights.utils.precision import at_least_float32
+from fastweights.utils.precision import at_least_float32, check_precise
 from fastweights.utils.settings import Settings
 
 UNSEEN = -1e9
@@ -233,6 +233,24 @@ class KeyLearner(Learner):
         check_labels(x, y)
         self.check_state(state, x)
         return self.bind_more(state, self.embed(x), y, count_classes(y, way, self.way_of(state)))
+
+
+class ScaledKeys(KeyLearner):
+    """A learner whose keys are multiplied by `key_scale`, a constant that a training may choose."""
+
+    scales_keys = True
+    key_scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("key_scale", torch.ones(()))
+
+    def scale_keys(self, factor: Tensor | float) -> None:
+        self.key_scale.copy_(torch.as_tensor(factor))
+
+    def embed(self, x: Tensor) -> Tensor:
+        check_precise(self.key_scale)
+        return super().embed(x) * self.key_scale
 
 
 def answer_loss(logits: Tensor, episode: Episode, label_smoothing: float) -> Tensor:

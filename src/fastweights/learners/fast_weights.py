@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.learners.base import KeyLearner
+from fastweights.learners.base import ScaledKeys
 from fastweights.learners.checks import State, check_label, check_way
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import add_slots, bound_logits, draw_slots
@@ -25,7 +25,7 @@ from fastweights.nn.init import SLOPE, Shapes
 from fastweights.nn.layers import FastLinear, disturbed
 from fastweights.nn.rules import RULES
 from fastweights.utils.errors import UserError
-from fastweights.utils.precision import check_precise, full_precision
+from fastweights.utils.precision import full_precision
 from fastweights.utils.settings import Settings, option
 
 BOTH = {"fast": True}
@@ -91,7 +91,7 @@ PRESETS["ridge-cnn"] = Preset(
 
 
 @register("fast-weights", PRESETS)
-class FastWeights(KeyLearner):
+class FastWeights(ScaledKeys):
     """An encoder under a fully connected layer under a softmax layer, one of them or both with fast weights.
 
     In the softmax layer labels are bound as one-hots and the logits are slow + fast; where both layers are fast, the
@@ -104,15 +104,13 @@ class FastWeights(KeyLearner):
     """
 
     Settings = FastWeightsSettings
-    has_slots = scales_keys = True
-    key_scale: Tensor
+    has_slots = True
 
     def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
         super().__init__()
         s = FastWeightsSettings(**options)
         self.encoder, self.slots, self.placement, self.label_noise = encoder, slots, s.placement, s.label_noise
         self.balance = s.balance
-        self.register_buffer("key_scale", torch.ones(()))
         inputs = int(encoder.width)  # type: ignore[arg-type]
         hidden, output = PLACEMENTS[s.placement]
         self.hidden = _layer(inputs, s.width, slots, s.rule, **hidden, bias=s.bias)
@@ -133,13 +131,6 @@ class FastWeights(KeyLearner):
     @property
     def can_forget(self) -> bool:
         return self.can_extend
-
-    def scale_keys(self, factor: Tensor | float) -> None:
-        self.key_scale.copy_(torch.as_tensor(factor))
-
-    def embed(self, x: Tensor) -> Tensor:
-        check_precise(self.key_scale)
-        return super().embed(x) * self.key_scale
 
     @full_precision
     def bind(self, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:

@@ -52,26 +52,20 @@ PRESETS = {
 }
 
 
-@register("maml", PRESETS)
-class MAML(Learner):
-    """An encoder and a linear head, whose parameters each task adapts: one set of them per task (and step) is kept."""
+class AdaptedNetwork(Learner):
+    """Gives each task a network of its own, an encoder and a linear head: `adapted` says how a support set makes it."""
 
-    Settings = MAMLSettings
     has_slots = adapts_encoder = True
 
-    def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
+    def __init__(self, encoder: nn.Module, slots: int) -> None:
         super().__init__()
         if not getattr(encoder, "vmappable", True):
-            raise UserError("maml adapts all tasks at once, which this encoder does not allow; choose cnn or resnet.")
+            name = self._name.lower()
+            raise UserError(
+                f"{name} adapts all tasks at once, which this encoder does not allow; choose cnn or resnet."
+            )
         adapt_by_task(encoder)
-        self.network, self.slots, s = Classifier(encoder, slots), slots, MAMLSettings(**options)
-        self.inner_steps, self.test_steps = s.inner_steps, s.test_steps
-        self.inner_rate, self.first_order = s.inner_rate, s.first_order
-
-    @classmethod
-    def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
-        """The authors' choices: one large step for drawings, five small ones for photographs."""
-        return {"inner_steps": 5, "inner_rate": 0.01} if max(item_shape) > 32 else {"inner_steps": 1, "inner_rate": 0.4}
+        self.network, self.slots = Classifier(encoder, slots), slots
 
     @property
     def encoder(self) -> nn.Module:  # type: ignore[override]
@@ -87,8 +81,32 @@ class MAML(Learner):
         wanted = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(wanted):
             slots = draw_slots(len(support_x), way, self.slots, support_x.device, shuffled=self.training)
-            adapted = vmap(self.adapt, randomness="different")(support_x.clone(), support_y.clone(), slots)
-        return {"slots": slots, **adapted}
+            return {"slots": slots, **self.adapted(support_x.clone(), support_y.clone(), slots)}
+
+    def adapted(self, x: Tensor, y: Tensor, slots: Tensor) -> dict[str, Tensor]:
+        """What is kept of tasks: items (T, n, *item) with labels (T, n), bound to output units (T, N)."""
+        raise NotImplementedError
+
+
+@register("maml", PRESETS)
+class MAML(AdaptedNetwork):
+    """Its parameters are adapted by gradient descent: one set of them per task (and step) is kept."""
+
+    Settings = MAMLSettings
+
+    def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
+        super().__init__(encoder, slots)
+        s = MAMLSettings(**options)
+        self.inner_steps, self.test_steps = s.inner_steps, s.test_steps
+        self.inner_rate, self.first_order = s.inner_rate, s.first_order
+
+    @classmethod
+    def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
+        """The authors' choices: one large step for drawings, five small ones for photographs."""
+        return {"inner_steps": 5, "inner_rate": 0.01} if max(item_shape) > 32 else {"inner_steps": 1, "inner_rate": 0.4}
+
+    def adapted(self, x: Tensor, y: Tensor, slots: Tensor) -> dict[str, Tensor]:
+        return vmap(self.adapt, randomness="different")(x, y, slots)
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         self.check_items(query_x)

@@ -27,14 +27,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from fastweights.learners.base import Learner
-from fastweights.learners.checks import State, check_labels, check_way, count_classes
-from fastweights.learners.maml import Classifier, adapt_by_task
+from fastweights.learners.checks import State
+from fastweights.learners.maml import AdaptedNetwork
 from fastweights.learners.registry import Preset, register
-from fastweights.learners.slots import bound_logits, draw_slots
+from fastweights.learners.slots import bound_logits
 from fastweights.nn.init import Shapes
 from fastweights.nn.rules import log_and_sign
-from fastweights.utils.errors import UserError
 from fastweights.utils.precision import full_precision
 from fastweights.utils.settings import Settings, option
 
@@ -58,20 +56,14 @@ class MetaLSTMSettings(Settings):
 
 
 @register("meta-lstm", PRESETS)
-class MetaLSTM(Learner):
+class MetaLSTM(AdaptedNetwork):
     """A network for each task, whose weights, one vector per task, are the cells of an LSTM."""
 
     Settings = MetaLSTMSettings
-    has_slots = adapts_encoder = True
 
     def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
-        super().__init__()
-        if not getattr(encoder, "vmappable", True):
-            raise UserError(
-                "meta-lstm adapts all tasks at once, which this encoder does not allow; choose cnn or resnet."
-            )
-        adapt_by_task(encoder)
-        self.network, self.slots, s = Classifier(encoder, slots), slots, MetaLSTMSettings(**options)
+        super().__init__(encoder, slots)
+        s = MetaLSTMSettings(**options)
         self.inner_steps, self.optimiser = s.inner_steps, LearnedOptimiser(s.hidden)
         self.shapes = {name: p.shape for name, p in self.network.named_parameters()}
 
@@ -80,20 +72,8 @@ class MetaLSTM(Learner):
         """The authors' choices by the number of shots."""
         return {"inner_steps": 12 if shot == 1 else 5}
 
-    @property
-    def encoder(self) -> nn.Module:  # type: ignore[override]
-        return self.network.encoder
-
-    def describe(self, support_x: Tensor, support_y: Tensor, way: int | None = None) -> dict[str, Tensor]:
-        self.check_items(support_x)
-        check_labels(support_x, support_y)
-        way = count_classes(support_y, way)
-        check_way(way, self.slots)
-        wanted = torch.is_grad_enabled()
-        with torch.inference_mode(False), torch.set_grad_enabled(wanted):  # see `MAML.describe`
-            slots = draw_slots(len(support_x), way, self.slots, support_x.device, shuffled=self.training)
-            weights = self.adapt(support_x.clone(), support_y.clone(), slots)
-        return {"slots": slots, "weights": weights}
+    def adapted(self, x: Tensor, y: Tensor, slots: Tensor) -> dict[str, Tensor]:
+        return {"weights": self.adapt(x, y, slots)}
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         self.check_items(query_x)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.learners.base import UNSEEN
+from fastweights.learners.base import UNSEEN, ScaledKeys
 from fastweights.learners.checks import State
 from fastweights.learners.class_sums import ClassSumLearner
 from fastweights.learners.registry import Preset, register
 from fastweights.nn import memory
 from fastweights.nn.init import SLOPE, he_init
 from fastweights.utils.errors import UserError
-from fastweights.utils.precision import check_precise, full_precision
+from fastweights.utils.precision import full_precision
 from fastweights.utils.settings import Settings, option
 
 LAYERS = ("fresh", "identity", "none")
@@ -45,7 +45,7 @@ class OpenMemorySettings(Settings):
         "lstm-fwmlp-open": Preset("LSTM + fwMLP likewise: any number of classes (ours)", encoder="lstm"),
     },
 )
-class OpenMemory(ClassSumLearner):
+class OpenMemory(ScaledKeys, ClassSumLearner):
     """Logits are cosines of a query's key with the sums of the classes' keys, times a learned scale.
 
     Keys are made unit length before they are summed, so that no example speaks louder than another; with one shot this
@@ -54,14 +54,11 @@ class OpenMemory(ClassSumLearner):
     """
 
     Settings = OpenMemorySettings
-    scales_keys = True
-    key_scale: Tensor
 
     def __init__(self, encoder: nn.Module, **options: Any) -> None:
         super().__init__()
         s = OpenMemorySettings(**options)
         self.encoder = encoder
-        self.register_buffer("key_scale", torch.ones(()))
         self.hidden = _layer(int(encoder.width), s)  # type: ignore[arg-type]
         self.log_scale = nn.Parameter(torch.tensor(math.log(s.scale)))
 
@@ -69,13 +66,6 @@ class OpenMemory(ClassSumLearner):
     def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
         """The paper's sizes for sentences: a layer as wide as the LSTM."""
         return {"width": 200 if shot == 1 else 300} if vocabulary else {}
-
-    def scale_keys(self, factor: Tensor | float) -> None:
-        self.key_scale.copy_(torch.as_tensor(factor))
-
-    def embed(self, x: Tensor) -> Tensor:
-        check_precise(self.key_scale)
-        return super().embed(x) * self.key_scale
 
     @full_precision
     def to_memory(self, keys: Tensor) -> Tensor:
