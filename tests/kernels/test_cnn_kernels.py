@@ -8,6 +8,7 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 from fastweights.kernels import cnn as kernels
 from fastweights.kernels import cnn_autograd as fused
+from fastweights.kernels.first_layer import FirstLayer, product_dtype
 from fastweights.nn.encoders import CNN
 from fastweights.nn.init import SLOPE
 
@@ -16,13 +17,19 @@ VALUES, GRADIENTS = (5e-3, 6e-2) if DEVICE == "cuda" else (1e-5, 1e-5)
 """Relative errors allowed: in bfloat16 a rounded activation may lose a maximum, and its gradient, to its neighbour."""
 
 
-def reference(x: Tensor, weight: Tensor, gain: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def reference(x: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, pool: bool = True) -> tuple[Tensor, ...]:
     """One layer of `encoders.CNN` on (B, C, H, W), step by step in float64, and its batch statistics."""
     z = F.conv2d(x, weight, padding=1)
     mean, variance = z.mean((0, 2, 3)), z.var((0, 2, 3), unbiased=False)
     normal = (z - mean[:, None, None]) / (variance[:, None, None] + 1e-5).sqrt()
-    y = F.max_pool2d(normal * gain[:, None, None] + bias[:, None, None], 2, ceil_mode=True)
+    y = normal * gain[:, None, None] + bias[:, None, None]
+    y = F.max_pool2d(y, 2, ceil_mode=True) if pool else y
     return F.leaky_relu(y, SLOPE), mean, z.var((0, 2, 3))
+
+
+def new_norm(filters: int) -> nn.BatchNorm2d:
+    """Its running statistics are those of the last batch."""
+    return nn.BatchNorm2d(filters, momentum=1.0).to(DEVICE)
 
 
 def error(ours: Tensor, theirs: Tensor) -> float:
@@ -37,14 +44,15 @@ def parameters(filters: int, channels: int) -> list[Tensor]:
     return [t.requires_grad_() for t in (weight, gain, bias)]
 
 
-def compare(ours: tuple, theirs: tuple, inputs: list[Tensor]) -> None:
-    out, mean, variance = ours
+def compare(out: Tensor, norm: nn.BatchNorm2d, theirs: tuple, inputs: list[Tensor]) -> None:
+    mean, variance = norm.running_mean, norm.running_var
     expected, expected_mean, expected_variance = (t.double() for t in theirs)
     expected = expected.permute(0, 2, 3, 1)
     assert out.shape == expected.shape
     assert error(out, expected) < VALUES
     assert error(mean, expected_mean) < VALUES
     assert error(variance, expected_variance) < VALUES
+    assert norm.num_batches_tracked == 1
     direction = torch.randn_like(out)
     ours_grad = torch.autograd.grad((out * direction).sum(), inputs)
     theirs_grad = torch.autograd.grad((expected * direction.double()).sum(), inputs)
@@ -58,26 +66,30 @@ def loads(request, monkeypatch):
     monkeypatch.setattr(kernels, "WINDOW_FILTERS", request.param)
 
 
-@pytest.mark.usefixtures("loads")
-@pytest.mark.parametrize(("height", "width", "channels"), [(7, 6, 3), (5, 5, 1), (4, 9, 2)])
-def test_first_layer(height, width, channels):
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize(("height", "width", "channels"), [(5, 4, 3), (3, 5, 1), (4, 4, 2)])
+def test_first_layer(height, width, channels, pool):
     torch.manual_seed(0)
     images = torch.randint(0, 256, (3, height, width, channels), dtype=torch.uint8, device=DEVICE)
     weight, gain, bias = parameters(16, channels)
-    ours = fused.FirstLayer.apply(images, weight, gain, bias, 1e-5, SLOPE)
+    norm = new_norm(16)
+    out = FirstLayer.apply(images, weight, gain, bias, norm, SLOPE, pool)
     pixels = (images.double() / 255).permute(0, 3, 1, 2)
-    compare(ours, reference(pixels, weight.double(), gain.double(), bias.double()), [weight, gain, bias])
+    expected = reference(pixels, weight.double(), gain.double(), bias.double(), pool)
+    compare(out, norm, expected, [weight, gain, bias])
 
 
+@pytest.mark.usefixtures("loads")
 @pytest.mark.parametrize(("height", "width"), [(7, 6), (5, 5)])
 def test_further_layer(height, width):
     torch.manual_seed(1)
-    x = torch.randn(3, height, width, 16, device=DEVICE, dtype=kernels.product_dtype(torch.empty(0, device=DEVICE)))
+    x = torch.randn(3, height, width, 16, device=DEVICE, dtype=product_dtype(torch.empty(0, device=DEVICE)))
     x.requires_grad_()
     weight, gain, bias = parameters(16, 16)
-    ours = fused.FurtherLayer.apply(x, weight, gain, bias, 1e-5, SLOPE)
+    norm = new_norm(16)
+    out = fused.FurtherLayer.apply(x, weight, gain, bias, norm, SLOPE)
     theirs = reference(x.double().permute(0, 3, 1, 2), weight.double(), gain.double(), bias.double())
-    compare(ours, theirs, [x, weight, gain, bias])
+    compare(out, norm, theirs, [x, weight, gain, bias])
 
 
 def test_statistics_survive_many_bright_pixels():
@@ -85,11 +97,12 @@ def test_statistics_survive_many_bright_pixels():
     torch.manual_seed(2)
     images = torch.randint(250, 256, (4, 12, 12, 3), dtype=torch.uint8, device=DEVICE)
     weight, gain, bias = parameters(16, 3)
-    _, mean, variance = fused.FirstLayer.apply(images, weight, gain, bias, 1e-5, SLOPE)
+    norm = new_norm(16)
+    FirstLayer.apply(images, weight, gain, bias, norm, SLOPE, True)
     pixels = (images.double() / 255).permute(0, 3, 1, 2)
     _, expected_mean, expected_variance = reference(pixels, weight.double(), gain.double(), bias.double())
-    assert error(mean, expected_mean) < 1e-5
-    assert error(variance, expected_variance) < 1e-4
+    assert error(norm.running_mean, expected_mean) < 1e-5
+    assert error(norm.running_var, expected_variance) < 1e-4
 
 
 def run(network: CNN, images: Tensor) -> Tensor:

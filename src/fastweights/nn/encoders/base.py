@@ -25,8 +25,6 @@ class Encoder(nn.Module):
     Settings: ClassVar[type[Any]] = Settings
     name: ClassVar[str] = ""
     reads_text: ClassVar[bool] = False
-    compiles: ClassVar[bool] = False
-    """Whether `torch.compile` makes it faster on a GPU."""
     capturable: ClassVar[bool] = True
     """Whether a training step with it can be captured as a CUDA graph."""
     vmappable: ClassVar[bool] = True
@@ -91,8 +89,9 @@ def twin(network: Network) -> Network:
     """A second network like a fresh one, its weights drawn anew with the same standard deviations."""
     copies: dict[int, Any] = {id(buffer): buffer.clone() for buffer in network.buffers()}
     for parameter in network.parameters():
-        size = parameter.square().mean().sqrt()
-        drawn = size * torch.randn_like(parameter) if parameter.dim() > 1 else parameter.clone()
+        drawn = parameter.clone()
+        if parameter.dim() > 1 and not parameter.is_meta:  # of weights without numbers there is nothing to draw
+            drawn = parameter.square().mean().sqrt() * torch.randn_like(parameter)
         copies[id(parameter)] = nn.Parameter(drawn)
     return deepcopy(network, copies)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.kernels.available import has_triton
+from fastweights.kernels.available import can_be_fused, fits_first_layer
 from fastweights.nn.encoders.base import Encoder, images_to_float, register_encoder
 from fastweights.nn.init import SLOPE, he_init
 from fastweights.utils.settings import Settings, option
@@ -17,11 +17,11 @@ from fastweights.utils.settings import Settings, option
 
 @dataclass(frozen=True)
 class CNNSettings(Settings):
-    layers: int = option(5, at_least=1)
+    layers: int = option(5, at_least=1, at_most=1000)
     """Convolution layers."""
-    filters: int = option(64, at_least=1)
+    filters: int = option(64, at_least=1, at_most=10**6)
     """Filters in each convolution."""
-    batch_norm: int = option(5, at_least=0)
+    batch_norm: int = option(5, at_least=0, at_most=1000)
     """How many of the layers, from the first, are batch-normalised."""
     slope: float = option(SLOPE, at_least=0, at_most=1)
     """Slope of the leaky ReLUs below zero; 0 makes them plain ReLUs."""
@@ -52,28 +52,14 @@ class CNN(Encoder):
         for _ in range(s.layers):
             height, width = math.ceil(height / 2), math.ceil(width / 2)
         self.item_shape, self.width, self.slope = image_shape, s.filters * height * width, s.slope
-        self.fusible, self.depth = channels <= 3 and s.filters in (16, 32, 64, 128), s.layers
-
-    def _can_be_fused(self, images: Tensor, layers: int) -> bool:
-        """Whether the fused kernels compute this: bytes on a GPU, in bfloat16, and no gradients in eval mode."""
-        return (
-            self.fusible
-            and 0 < layers <= len(self.norms)
-            and (self.training or not torch.is_grad_enabled())
-            and images.is_cuda
-            and isinstance(self.norms[0], nn.BatchNorm2d)
-            and images.dtype == torch.uint8
-            and torch.is_autocast_enabled("cuda")
-            and torch.get_autocast_dtype("cuda") == torch.bfloat16
-            and has_triton()
-        )
+        self.fusible, self.depth = fits_first_layer(channels, s.filters), s.layers
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, width)."""
         return self.finish(self.lower(images, self.depth))
 
     def lower(self, images: Tensor, layers: int) -> Tensor:
-        if self._can_be_fused(images, layers):
+        if self.fusible and 0 < layers <= len(self.norms) and can_be_fused(images, self.norms[0]):
             from fastweights.kernels.cnn_autograd import run_cnn  # deferred: needs a GPU and Triton
 
             return run_cnn(images, list(self.convolutions)[:layers], list(self.norms)[:layers], self.slope)  # type: ignore[arg-type]

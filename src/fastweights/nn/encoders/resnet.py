@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.kernels.available import ALIGNED
+from fastweights.kernels.available import ALIGNED, can_be_fused, fits_first_layer
 from fastweights.nn.encoders.base import Encoder, images_to_float, register_encoder
 from fastweights.nn.init import he_init
 from fastweights.utils.settings import Settings, option
@@ -14,9 +15,9 @@ from fastweights.utils.settings import Settings, option
 
 @dataclass(frozen=True)
 class ResNetSettings(Settings):
-    blocks: tuple[int, ...] = option((64, 96, 128, 256), at_least=1)
+    blocks: tuple[int, ...] = option((64, 96, 128, 256), at_least=1, at_most=10**6)
     """Filters in each residual block."""
-    features: int = option(1024, at_least=1)
+    features: int = option(1024, at_least=1, at_most=10**6)
     """Filters of the last, 1x1 convolution."""
     dropout: float = option(0.0, at_least=0, below=1)
     """Probability of dropping an activation in training."""
@@ -35,7 +36,6 @@ class ResNet(Encoder):
     """
 
     Settings = ResNetSettings
-    compiles = True
     SLOPE = 0.1
 
     def __init__(self, image_shape: tuple[int, int, int], **options: Any) -> None:
@@ -46,12 +46,20 @@ class ResNet(Encoder):
         self.mix = he_init(nn.Conv2d(s.blocks[-1], s.features, 1, bias=False), self.SLOPE)
         self.norm = nn.BatchNorm2d(s.features)
         self.item_shape, self.width, self.depth, self.slope = image_shape, s.features, len(s.blocks), self.SLOPE
+        self.fusible = fits_first_layer(image_shape[-1], s.blocks[0]) and all(n % 16 == 0 for n in s.blocks)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, features)."""
         return self.finish(self.lower(images, self.depth))
 
     def lower(self, images: Tensor, layers: int) -> Tensor:
+        if layers and self.fusible and can_be_fused(images, self.norm):
+            from fastweights.kernels.resnet import first_block, further_block  # deferred: needs a GPU and Triton
+
+            x = first_block(images, *self.blocks[0].parts(), self.SLOPE)  # type: ignore[operator]
+            for layer in range(1, layers):
+                x = further_block(x, *self.blocks[layer].parts(), self.SLOPE)  # type: ignore[operator]
+            return x.permute(0, 3, 1, 2)
         x = images_to_float(images).to(self.mix.weight.dtype)
         if images.is_cuda:
             x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % ALIGNED))
@@ -66,6 +74,12 @@ class ResNet(Encoder):
         return self.blocks[layer].join(activation, x)  # type: ignore[operator]
 
     def finish(self, x: Tensor) -> Tensor:
+        if self.fusible and can_be_fused(x, self.norm, torch.bfloat16):
+            from fastweights.kernels.batch_norm import norm_act  # deferred: needs a GPU and Triton
+            from fastweights.kernels.resnet import convolve
+
+            z = convolve(x.permute(0, 2, 3, 1).contiguous(), self.mix)
+            return norm_act(z, self.norm, self.SLOPE).mean((1, 2))
         return F.leaky_relu(self.norm(self.mix(x)), self.SLOPE).mean((2, 3))
 
 
@@ -89,6 +103,11 @@ class _Residual(nn.Module):
         self.convolutions = nn.Sequential(*layers)
         self.shortcut = he_init(_PaddedConv2d(inputs, filters, 1, bias=False), 1.0)
         self.dropout = nn.Dropout(dropout)
+
+    def parts(self) -> tuple[list[nn.Module], list[nn.Module], nn.Module]:
+        """Convolutions, their batch norms, and the shortcut."""
+        layers = list(self.convolutions)
+        return layers[::3], layers[1::3], self.shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         return self.join(self.convolutions(x), x)
