@@ -9,12 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import blobs
+from tiny import small_settings
 from torch.nn import functional as F
 
 from fastweights import bench
 from fastweights.classifier.models import shipped_models
 from fastweights.cli.bench import table
 from fastweights.learners import build_learner, preset
+from fastweights.training.loop import Training
+from fastweights.training.settings import TrainSettings
 from fastweights.utils.errors import UserError
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -254,3 +257,27 @@ def test_of_two_measurements_of_the_same_the_later_is_shown():
     made = load("table.py")["tables"]([line, again])
     assert "123,456" in made
     assert f"{line['train_tasks_per_second']:,.0f}" not in made
+
+
+def test_label_orders_are_measured_and_named_by_the_ledger(tmp_path, dataset, monkeypatch, capsys):
+    settings = TrainSettings(way=3, queries=2, steps=2, tasks_per_step=2, validation_tasks=4, test_tasks=20, seed=7)
+    learner = small_settings(item_shape=(8, 8, 1), slots=3)
+    training = Training(learner, settings, dataset, folder=tmp_path / "run")
+    training.run(test=False)
+    script = load("label_order.py")
+    monkeypatch.setattr(script["data"], "load", lambda *about: dataset)
+    config = {"learner": learner.to_json(), "training": training.settings.to_json()}
+    known = SimpleNamespace(cell="blobs-3way-1shot/mine", learner="mine", recipe="best", config=config)
+    other = SimpleNamespace(**{**vars(known), "recipe": "paper", "config": {**config, "learner": {"odd": 1}}})
+    monkeypatch.setattr(script["ledger"], "read", lambda path: [other, known])
+    out = tmp_path / "bench.jsonl"
+    options = ["--commit", "abc", "--device", "cpu", "--out", str(out)]
+    script["main"]([str(tmp_path / "run"), str(tmp_path / "nothing.safetensors"), *options])
+    (line,) = bench.read(out)
+    assert (line["cell"], line["recipe"], line["seed"], line["commit"]) == (known.cell, "best", 7, "abc")
+    assert line["gain"] == pytest.approx(line["averaged"] - line["plain"], abs=1e-3)
+    assert sum(line["plain_by_label"]) / 3 == pytest.approx(line["plain"], abs=0.01)
+    assert sum(line["averaged_by_label"]) / 3 == pytest.approx(line["averaged"], abs=0.01)
+    assert "nothing.safetensors is left out" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        script["main"]([str(tmp_path / "nothing.safetensors"), *options])

@@ -1,6 +1,9 @@
 """The Python of the documentation runs as it stands, on data and steps of a test's size."""
 
+import json
 import re
+import runpy
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,3 +73,121 @@ def test_methods_are_compared_as_the_page_says(capsys):
     assert [line.split()[0] for line in said[:3]] == ["fwcnn-hebb", "fwcnn-normalised", "prototypical-cnn"]
     assert len(said) == 4
     assert all(re.search(r"\d\d\.\d\d ± \d\.\d\d %$", line) for line in said)
+
+
+def test_how_it_works_in_numbers(capsys):
+    exec(code_in("docs/how-it-works.md"), {})
+    assert capsys.readouterr().out == "tensor(2)\n"
+
+
+RUN_BY = {
+    "README.md": "test_docs.py",
+    "CONTRIBUTING.md": "learners/test_outside.py",
+    "docs/at-scale.md": "experiments/test_fan_out.py",
+    "docs/classifier.md": "test_docs.py",
+    "docs/encoders.md": "classifier/test_encoders.py",
+    "docs/how-it-works.md": "test_docs.py",
+    "docs/python.md": "test_docs.py",
+    "docs/texts.md": "classifier/test_texts.py",
+}
+"""Pages with Python, and the tests that run it."""
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "results/*.md",
+        "benchmarks/*.md",
+        "src/**/shipped/*.md",
+        "notebooks/*.ipynb",
+    )
+    for path in ROOT.glob(pattern)
+)
+
+
+def test_all_python_of_the_documentation_is_run():
+    assert {page for page in PAGES if page.endswith(".md") and code_in(page)} == set(RUN_BY)
+    for page, test in RUN_BY.items():
+        assert Path(page).name in (ROOT / "tests" / test).read_text(encoding="utf-8"), f"{test} does not run {page}"
+
+
+def text_of(page: str) -> str:
+    """A page without its code, in which brackets are no links."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if page.endswith(".ipynb"):
+        cells = json.loads(text)["cells"]
+        return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        path, _, anchor = link.partition("#")
+        if ":" in path:
+            assert path.startswith("https://"), f"{page}: {link}"
+            continue
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page}: there is no {link}"
+        if anchor and target.suffix == ".md":
+            heads = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+            slugs = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert anchor in slugs, f"{page}: {path} has no heading #{anchor}"
+
+
+def test_sizes_of_the_shipped_models_are_as_said():
+    page, shipped = (
+        (ROOT / "docs/classifier.md").read_text(encoding="utf-8"),
+        ROOT / "src/fastweights/classifier/shipped",
+    )
+    for name in ("drawings", "photos"):
+        said = re.search(rf"\| `{name}` \|[^|]*\| ([\d.]+) MB \|", page)
+        assert said is not None
+        assert said[1] == f"{(shipped / f'{name}.safetensors').stat().st_size / 1e6:.1f}"
+
+
+def test_the_citation_is_of_this_version():
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^version: (.*)$", citation, re.M)[1] == facts["version"]
+    assert re.search(r'^repository-code: "(.*)"$', citation, re.M)[1] == facts["urls"]["Repository"]
+    assert f"version = {{{facts['version']}}}" in (ROOT / "docs/cite.md").read_text(encoding="utf-8")
+    for key in ("cff-version: 1.2.0", "message: ", "title: ", "authors:"):
+        assert re.search(rf"^{key}", citation, re.M), key
+
+
+# The pictures and the numbers of how-it-works.md
+
+
+@pytest.fixture(scope="module")
+def explained():
+    return runpy.run_path(str(ROOT / "docs/how_it_works.py"))
+
+
+def test_numbers_of_how_it_works_are_those_of_the_record(explained):
+    page = explained["PAGE"].read_text(encoding="utf-8")
+    record = explained["read"](explained["RECORD"])
+    assert explained["with_tables"](page, explained["tables"](record)) == page
+    assert page.count(" ± ") > 50
+    changed = [{**line, "accuracy": line["accuracy"] + 0.01} for line in record]
+    assert explained["with_tables"](page, explained["tables"](changed)) != page
+    with pytest.raises(SystemExit, match="lacks the lines"):
+        explained["with_tables"]("no markers", explained["tables"](record))
+
+
+def test_how_it_works_is_measured_and_drawn(explained, tmp_path):
+    lines = explained["measure"](tasks=12, classes=(5, 20))
+    found = {(line["part"], line.get("factor", line.get("shots", line["way"])), line["answered_by"]): line["accuracy"]
+             for line in lines}  # fmt: skip
+    assert found["lengths", 4.0, "sum"] < found["lengths", 1.0, "sum"]
+    assert found["lengths", 4.0, "unit"] == found["lengths", 1.0, "unit"]
+    assert found["shots", 9, "sum"] < 85 < found["shots", 9, "balanced"]
+    assert found["capacity", 20, "keys 8"] < found["capacity", 20, "rows"]
+    assert {(line["part"], line["answered_by"]) for line in lines} == {
+        (line["part"], line["answered_by"]) for line in explained["read"](explained["RECORD"])
+    }
+    drawn = {**explained["pictures"](), **explained["figures"](lines)}
+    explained["save"](drawn, tmp_path)
+    shown = re.findall(r"\]\(images/(.*?)\)", explained["PAGE"].read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(path.name for path in tmp_path.iterdir())
+    assert sorted(shown) == sorted(path.name for path in explained["IMAGES"].iterdir())

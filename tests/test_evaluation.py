@@ -145,3 +145,65 @@ def test_batches_may_be_filled_up(dataset, monkeypatch) -> None:
     keys.compute(positions)
     assert learner.encoder.seen == 16 + 16
     torch.testing.assert_close(keys(positions), learner.embed(items.gather(positions)))
+
+
+def one_by_one_in_orders(learner: Learner, tasks: EvaluationTasks) -> tuple[list[float], list[list[float]]]:
+    """Every task alone, described anew for every cyclic order of its labels; likewise by label."""
+    learner.eval()
+    shares, by_label = [], []
+    for positions in torch.cat(list(tasks)):
+        task = tasks.sampler.episode(positions.unsqueeze(0))
+        probabilities = torch.zeros(task.query_x.shape[1], task.way)
+        for order in range(task.way):
+            renamed = [(label + order) % task.way for label in range(task.way)]
+            labels = torch.tensor([[renamed[label] for label in task.support_y[0].tolist()]])
+            found = learner.predict(learner.describe(task.support_x, labels, task.way), task.query_x)[0].softmax(-1)
+            for label, name in enumerate(renamed):
+                probabilities[:, label] += found[:, name].detach() / task.way
+        right = probabilities.argmax(-1) == task.query_y[0]
+        shares.append(right.double().mean().item())
+        by_label.append([right[task.query_y[0] == label].double().mean().item() for label in range(task.way)])
+    return shares, by_label
+
+
+@pytest.mark.parametrize("name", ["fast weights", "maml"])
+def test_label_orders_average_what_each_order_of_the_labels_says(dataset, name: str) -> None:
+    learner = LEARNERS[name]()
+    tasks = tasks_of(dataset, 12)
+    plain = evaluate(learner, dataset.splits["test"], tasks)
+    found = evaluate(learner, dataset.splits["test"], tasks, label_orders=True)
+    shares, by_label = one_by_one_in_orders(learner, tasks)
+    assert found.per_task.tolist() == pytest.approx(shares)
+    assert found.per_label.tolist() == pytest.approx([sum(column) / 12 for column in zip(*by_label, strict=True)])
+    assert found.per_task.tolist() != plain.per_task.tolist()
+
+
+def test_label_orders_see_an_item_once(dataset) -> None:
+    learner = LEARNERS["fast weights"]()
+    evaluate(learner, dataset.splits["test"], tasks_of(dataset), label_orders=True)
+    assert learner.encoder.seen <= 1 + len(dataset.splits["test"].values)
+
+
+def test_with_label_orders_it_does_not_matter_which_class_is_called_what(dataset) -> None:
+    learner = LEARNERS["fast weights"]().eval()
+    task = tasks_of(dataset, 1).sampler.draw(4, torch.Generator().manual_seed(0)).map_x(learner.embed)
+
+    def solve(episode):
+        return learner.answer(learner.bind(episode.support_x, episode.support_y, episode.way), episode.query_x)
+
+    turned = replace(task, support_y=(task.support_y + 1) % 3)
+    averaged = evaluation.in_label_orders(solve)
+    torch.testing.assert_close(averaged(turned).roll(-1, -1), averaged(task))
+    assert not torch.allclose(solve(turned).roll(-1, -1), solve(task))
+
+
+def test_label_orders_are_for_learners_with_slots(dataset) -> None:
+    with pytest.raises(UserError, match="Prototypical has no label slots"):
+        evaluate(LEARNERS["nearest mean"](), dataset.splits["test"], tasks_of(dataset, 2), label_orders=True)
+
+
+def test_the_accuracy_of_each_label_is_counted(dataset) -> None:
+    found = evaluate(LEARNERS["fast weights"](), dataset.splits["test"], tasks_of(dataset, 30))
+    assert found.per_label.shape == (3,)
+    assert found.per_label.mean().item() == pytest.approx(found.accuracy)
+    assert len(set(found.per_label.tolist())) > 1

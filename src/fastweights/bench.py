@@ -152,7 +152,7 @@ def _works(learner: Learner, job: Job, precision: str, device: torch.device) -> 
         assert isinstance(learner, KeyLearner)
         yield "memory", captured(_memory(learner, job, device), device)
     learner.eval()
-    for name, phase in _phases(learner, sampler, job, precision, device).items():
+    for name, phase in phases(learner, sampler, job, precision, device).items():
         yield name, captured(phase, device)
 
 
@@ -174,9 +174,10 @@ def _memory(learner: KeyLearner, job: Job, device: torch.device) -> Callable[[],
     return once
 
 
-def _phases(
+def phases(
     learner: Learner, sampler: EpisodeSampler, job: Job, precision: str, device: torch.device
 ) -> dict[str, Callable[[], Any]]:
+    """Inference, and its two phases alone on tasks that stay the same."""
     episode = sampler.draw(job.tasks)
 
     def describe(task: Episode = episode) -> Any:

@@ -1,9 +1,15 @@
-"""The one evaluator: a learner's accuracy over tasks, with its 95 % confidence interval."""
+"""The one evaluator: a learner's accuracy over tasks, with its 95 % confidence interval.
+
+**Label orders.** A learner with label slots has a read-out of its own for each, so that an item may be easier to
+recognise as label 0 than as label 3. Describing a task once for each cyclic order of its labels, so that every class
+has every slot once, and averaging the probabilities treats classes alike. No query sees another, and keys are computed
+once: what is repeated is binding and answering.
+"""
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +37,8 @@ class Evaluation:
 
     per_task: Tensor
     """(tasks) float64, 0 .. 1, in the order of the tasks, which is the same for every learner."""
+    per_label: Tensor | None = None
+    """(N) float64: the accuracy on queries whose label is 0, 1, ..., over all tasks."""
 
     @property
     def accuracy(self) -> float:
@@ -54,33 +62,38 @@ def evaluate(
     tasks: EvaluationTasks | AllWordsTasks,
     precision: str = "float32",
     progress: Callable[[int], None] | None = None,
+    label_orders: bool = False,
 ) -> Evaluation:
     """Evaluate a learner on tasks; `items` is the split they were drawn from, on the learner's device.
 
-    Inductive: eval mode, a task is described without its queries. `progress` is told the number of tasks done.
+    Inductive: eval mode, a task is described without its queries. `progress` is told the number of tasks done. With
+    `label_orders` answers are averaged over the cyclic orders of the labels.
     """
     if items.names != tasks.sampler.items.names:
         raise UserError("these tasks were drawn from another split; give evaluate the split they were drawn from.")
+    if label_orders and not learner.has_slots:
+        raise UserError(f"{type(learner).__name__} has no label slots: its answers do not depend on the label order.")
     sampler = EpisodeSampler(items, tasks.sampler.way, tasks.sampler.shot, tasks.sampler.queries)
     per_task = sampler.way * (sampler.shot + sampler.queries)
     by_keys = learner.by_keys and not learner.transductive
     at_once = max(1, (FEW_NEW if by_keys else 1) * items_at_once(items.device) // per_task)
     right, broken = [], []
-    # Batches differ in size from one evaluation to the next: not worth compiling for each.
-    force_eager = torch.compiler.set_stance("force_eager")
-    with evaluating(learner), torch.no_grad(), autocast(precision, items.device), force_eager:
-        answer = _answering(learner, items, by_keys)
+    with evaluating(learner), torch.no_grad(), autocast(precision, items.device):
+        see, solve = _answering(learner, items, by_keys)
+        answer = in_label_orders(solve) if label_orders else solve
         for positions in tasks:
             for some in positions.split(at_once):
                 task = sampler.laid_out(some)
-                logits = answer(task)
-                right.append((logits.argmax(-1) == task.query_y).double().mean(-1))
+                logits = answer(see(task))
+                hits = (logits.argmax(-1) == task.query_y).double()
+                right.append(hits.unflatten(1, (sampler.way, sampler.queries)).mean(-1))  # queries are sorted by class
                 broken.append(logits.isnan().any())
                 if progress is not None:
                     progress(len(some))
     if torch.stack(broken).any():
         raise UserError(f"the model's answers are NaN in {precision}; its weights are damaged or too large.")
-    return Evaluation(torch.cat(right).cpu())
+    by_class = torch.cat(right).cpu()
+    return Evaluation(by_class.mean(1), by_class.mean(0))
 
 
 @contextmanager
@@ -94,24 +107,43 @@ def evaluating(learner: Learner) -> Iterator[None]:
         learner.train(was_training)
 
 
-def _answering(learner: Learner, items: Items, by_keys: bool) -> Callable[[Episode], Tensor]:
-    """A function from tasks, with positions in place of items, to logits."""
+Seen = Callable[[Episode], Episode]
+Solve = Callable[[Episode], Tensor]
+
+
+def _answering(learner: Learner, items: Items, by_keys: bool) -> tuple[Seen, Solve]:
+    """Two functions: from tasks with positions in place of items to tasks as the learner sees them; on to logits."""
     if not by_keys:
 
         def by_items(task: Episode) -> Tensor:
-            task = task.map_x(items.gather)
             return learner.predict(learner.describe(task.support_x, task.support_y, task.way), task.query_x)
 
-        return by_items
+        return lambda task: task.map_x(items.gather), by_items
     assert isinstance(learner, KeyLearner)
     keys = SharedKeys(learner, items)
 
-    def by_shared_keys(task: Episode) -> Tensor:
+    def see_keys(task: Episode) -> Episode:
         keys.compute(torch.cat([task.support_x, task.query_x], dim=1))
-        task = task.map_x(keys)
+        return task.map_x(keys)
+
+    def by_shared_keys(task: Episode) -> Tensor:
         return learner.answer(learner.bind(task.support_x, task.support_y, task.way), task.query_x)
 
-    return by_shared_keys
+    return see_keys, by_shared_keys
+
+
+def in_label_orders(solve: Solve) -> Solve:
+    """The same answers averaged over the cyclic orders of a task's labels, as logarithms of mean probabilities."""
+
+    def averaged(task: Episode) -> Tensor:
+        total: Tensor | float = 0.0
+        for shift in range(task.way):
+            shifted = replace(task, support_y=(task.support_y + shift) % task.way)
+            total = total + solve(shifted).softmax(-1).roll(-shift, -1)  # label c was called c + shift
+        assert isinstance(total, Tensor)
+        return (total / task.way).log()
+
+    return averaged
 
 
 class SharedKeys:

@@ -13,7 +13,7 @@ from fastweights.learners.saved import save
 
 TINY = LearnerSettings("open-memory", item_shape=(28, 28, 1), filters=8, width=16)
 SHAPES: dict[str, Callable[[ImageDraw.ImageDraw, int], None]] = {
-    "bar": lambda pen, shift: pen.rectangle((60, 15 + shift, 75, 110), fill=0),
+    "bar": lambda pen, shift: pen.rectangle((60, 15, 75 + 2 * shift, 110), fill=0),
     "cross": lambda pen, shift: (
         pen.line((20, 20 + shift, 110, 110), fill=0, width=9),
         pen.line((20, 110, 110 - shift, 20), fill=0, width=9),

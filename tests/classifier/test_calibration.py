@@ -3,12 +3,16 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.exceptions import NotFittedError
 
+from fastweights import Classifier
 from fastweights.classifier import calibration as c
 from fastweights.classifier.calibration import Asked, Calibration, auroc, expected_calibration_error, fit
+from fastweights.classifier.errors import InputError
 from fastweights.classifier.memory import Memory, unit
 
 
@@ -268,3 +272,76 @@ def test_nonsense_is_refused(change: dict[str, object]) -> None:
 def test_no_scale_overflows() -> None:
     sharp = replace(Calibration(), log_scale=1000.0, by_classes=1000.0)
     np.testing.assert_array_equal(sharp.probabilities(np.array([[0.5, 0.1, 0.2]]), np.ones(3)), [[1, 0, 0]])
+
+
+def test_a_calibration_fitted_to_noise_can_be_kept():
+    rng = np.random.default_rng(0)
+    tasks = [Asked(1, rng.normal(size=(200, 5)), rng.integers(5, size=200), rng.normal(size=(200, 5)))]
+    fitted = fit(tasks, within=-0.01)
+    assert Calibration.from_json(fitted.to_json()) == fitted
+    assert fitted.probabilities(tasks[0].cosines, tasks[0].counts).max() < 0.5  # nothing is to be known
+
+
+# On labelled items
+
+
+def clouds(seed: int, each: int, noise: float, classes: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Points around the same centres, whatever the seed."""
+    centres = np.random.default_rng(7).normal(size=(classes, 12))
+    draws = np.random.default_rng(seed).normal(size=(classes * each, 12))
+    return np.repeat(centres, each, 0) + noise * draws, np.repeat([f"c{number}" for number in range(classes)], each)
+
+
+def test_a_classifier_is_as_sure_as_labelled_items_allow(tmp_path: Path) -> None:
+    (X, y), (others, labels), (asked, truth) = clouds(0, 1, 1.2), clouds(1, 40, 1.2), clouds(2, 200, 1.2)
+    first = y < "c4"  # the last two classes are strangers
+    model = Classifier().fit(X[first], y[first])
+    known = truth < "c4"
+
+    def error() -> float:
+        chances = model.predict_proba(asked[known])
+        right = model.classes_[chances.argmax(1)] == truth[known]
+        return expected_calibration_error(chances.max(1), right)
+
+    before, answers = error(), model.predict(asked)
+    model.calibrate(others, labels)
+    assert error() < 0.05 < before
+    np.testing.assert_array_equal(model.predict(asked), answers)
+    on = model.calibrated_
+    assert (on.items, on.strangers) == (160, 80)
+    assert abs(on.right - on.confidence) < 0.1
+    assert auroc(model.predict_known(asked[known]), model.predict_known(asked[~known])) > 0.6
+    assert abs(model.predict_known(asked[known]).mean() + model.predict_known(asked[~known]).mean() - 1) < 0.15
+    model.save(tmp_path / "x.fw")
+    loaded = Classifier.load(tmp_path / "x.fw")
+    np.testing.assert_array_equal(loaded.predict_proba(asked), model.predict_proba(asked))
+    kept = model._refined.of(model.memory_)
+    assert model.add("c4", X[~first][:1])._refined.of(model.memory_) == kept  # stays
+    assert model.fit(X, y)._refined.of(model.memory_) != kept  # until the next fit
+
+
+def test_what_cannot_calibrate_says_so() -> None:
+    X, y = clouds(0, 2, 0.5)
+    model = Classifier().fit(X, y)
+    others, labels = clouds(1, 3, 0.5)
+    with pytest.warns(UserWarning, match="12 of 30 items are examples"):
+        model.calibrate(np.concatenate([X, others]), np.concatenate([y, labels]))
+    assert model.calibrated_.items == 18
+    with pytest.raises(InputError, match="none of the labels is among the classes"):
+        model.calibrate(others, np.full(18, "other"))
+    with pytest.warns(UserWarning, match="examples"), pytest.raises(InputError, match="none of the labels"):
+        model.calibrate(X, y)
+    with pytest.raises(InputError, match="fewer than two classes"):
+        Classifier().partial_fit(X[:2], y[:2]).calibrate(others, labels)
+    with pytest.raises(NotFittedError):
+        Classifier().calibrate(others, labels)
+
+
+def test_rows_of_a_regression_may_be_worth_more() -> None:
+    rng = np.random.default_rng(3)
+    features, answers = rng.normal(size=(40, 3)), rng.integers(2, size=40).astype(float)
+    twice = np.concatenate([features, features[:10]]), np.concatenate([answers, answers[:10]])
+    worth = np.where(np.arange(40) < 10, 2.0, 1.0)
+    prior, trust = np.zeros(3), np.full(3, 2.0)
+    expected = c.fit_logistic(*twice, prior, trust)
+    np.testing.assert_allclose(c.fit_logistic(features, answers, prior, trust, worth), expected, atol=1e-8)

@@ -327,17 +327,26 @@ def test_a_shipped_model_that_has_changed_is_refused(
     refused(path, "was made with another version of the model; learn the examples again")
 
 
-@pytest.mark.parametrize("claim", [{"layers": 1000}, {"filters": 10**6}, {"item_shape": [10**6, 10**6, 3]}])
+@pytest.mark.parametrize(
+    ("claim", "says"),
+    [
+        ({"layers": 1000}, "does not hold the weights"),
+        ({"layers": 10**9}, "layers must be at most 1000"),
+        ({"filters": 10**6}, "does not hold the weights"),
+        ({"item_shape": [10**6, 10**6, 3]}, "larger than any that a model sees"),
+        ({"item_shape": [2000, 2000, 1]}, "does not hold the weights"),
+    ],
+)
 def test_nothing_is_built_of_what_cannot_be(
-    claim: dict[str, Any], saved: Path, monkeypatch: pytest.MonkeyPatch
+    claim: dict[str, Any], says: str, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even without memory: a billion layers would take their time."""
 
     def build(settings: LearnerSettings) -> None:
         raise AssertionError("built")
 
-    monkeypatch.setattr(files, "build_learner", build)
-    refused(made_up(saved, setting(**claim)), "claim more than there are weights")
+    monkeypatch.setattr("fastweights.learners.saved.undrawn", build)
+    refused(made_up(saved, setting(**claim)), says)
 
 
 def test_a_file_names_no_other_files(saved: Path, tmp_path: Path) -> None:

@@ -186,8 +186,8 @@ def test_folders_pipes_and_large_files_are_refused_at_once(tmp_path: Path, monke
     monkeypatch.setattr(inputs, "LARGEST_FILE", 2)
     for path, says in (
         (tmp_path, "is a folder; name its pictures"),
-        (tmp_path / "pipe.png", "is no plain file; name a picture"),
-        (tmp_path / "large.png", "is too large for a picture"),
+        (tmp_path / "pipe.png", "is no plain file, but a named pipe; name another"),
+        (tmp_path / "large.png", "has 3 bytes or more, but 2 are the most expected here"),
         (Path("/dev/zero"), "is no plain file"),
     ):
         with pytest.raises(InputError, match=f"^{path} {says}.*\\.$"):

@@ -303,9 +303,40 @@ def test_train_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         X=np.repeat(rng.normal(size=(30, 8)), 10, 0) + rng.normal(size=(300, 8)),
         y=np.repeat(np.arange(30), 10),
     )
-    assert run(monkeypatch, "train", "--embeddings", "e.npz", "--steps", "20") == 0
+    assert run(monkeypatch, "train", "--embeddings", "e.npz") == 0
     assert "without the adapter" in " ".join(capsys.readouterr().out.split())
     X, y = rng.normal(size=(6, 8)), list("aabbcc")
     assert Classifier("e-adapter.safetensors").fit(X, y).score(X, y) > 0.5
-    for wrong in (("--way", "3"), ("--dataset", "omniglot"), ("--out", "folder"), ("--recipe", "best")):
+    for wrong in (
+        ("--way", "3"),
+        ("--steps", "9"),
+        ("--dataset", "omniglot"),
+        ("--out", "folder"),
+        ("--recipe", "best"),
+    ):
         assert run(monkeypatch, "train", "--embeddings", "e.npz", *wrong) == 2
+
+
+def test_learn_keeps_what_is_there_and_calibrates_on_other_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {"sea": "harbour ship sailor wave anchor", "bread": "flour dough oven crust baker"}
+    rows = [(" ".join(said.split()[start : start + 3]), label) for label, said in words.items() for start in range(3)]
+    for name, some in (("texts.csv", rows[::3]), ("others.csv", [row for row in rows if row not in rows[::3]])):
+        Path(name).write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in some))
+    assert run(monkeypatch, "learn", "texts.csv", "-o", "topics.fw") == 0
+    first = Path("topics.fw").read_bytes()
+    capsys.readouterr()
+    assert run(monkeypatch, "learn", "texts.csv", "-o", "topics.fw", "--calibrate", "others.csv") == 2
+    assert "exists already; add to it with `fastweights add`, or replace it with --force." in said(capsys)
+    assert Path("topics.fw").read_bytes() == first
+    how = "--calibrate", "others.csv", "--force"
+    assert run(monkeypatch, "learn", "texts.csv", "-o", "topics.fw", *how) == 0
+    assert "Calibrated on 4 other texts of these classes, 100 % of which are answered rightly" in said(capsys)
+    assert Classifier.load("topics.fw")._stream.calibration is not None
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    return " ".join((out + err).split())

@@ -1,6 +1,8 @@
 """Given archives as they come, damaged and dangerous ones are refused with one sentence."""
 
 import io
+import os
+import stat
 import zipfile
 
 import pytest
@@ -77,6 +79,53 @@ def test_an_entry_that_points_outside_is_refused(tmp_path, name):
     path = pack(tmp_path / "out.zip", {"ok": b"", name: b""})
     with pytest.raises(UserError, match="points outside"):
         Files([path])
+
+
+def test_a_name_that_occurs_twice_is_refused_as_such(tmp_path):
+    with zipfile.ZipFile(tmp_path / "twice.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("a/x.png", b"one")
+        archive.writestr("a/x.png", b"two")
+    with pytest.raises(UserError, match=r"twice\.zip is refused: it has two entries called 'a/x\.png'"):
+        Files([tmp_path / "twice.zip"])
+    path = pack(tmp_path / "slashes.zip", {"a/x.png": b"one", "a\\x.png": b"two"})
+    with pytest.raises(UserError, match="two entries called"):
+        Files([path])
+
+
+@pytest.mark.parametrize(("kind", "what"), [(stat.S_IFLNK, "a link"), (stat.S_IFIFO, "no plain file")])
+def test_an_entry_that_is_a_link_or_a_pipe_is_refused_as_such(tmp_path, kind, what):
+    entry = zipfile.ZipInfo("a/link.png")
+    entry.external_attr = (kind | 0o644) << 16
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr(entry, "/etc/passwd")
+    with pytest.raises(UserError, match=rf"its entry 'a/link\.png' is {what}; pack the files themselves"):
+        Files([tmp_path / "x.zip"])
+
+
+def test_a_nul_in_a_name_is_refused(tmp_path):
+    path = pack(tmp_path / "nul.zip", {"a/xyz.png": b"one"})
+    path.write_bytes(path.read_bytes().replace(b"xyz.png", b"xy\0.png"))
+    with pytest.raises(UserError, match="has a NUL in its name"):
+        Files([path])
+
+
+@pytest.mark.parametrize("name", ["pipe.zip", "pipe.png", "pipe"])
+def test_a_pipe_keeps_nobody_waiting(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="is no plain file, but a named pipe"):
+        Files([tmp_path / name])
+    if name == "pipe.zip":  # opened at once, even where nobody named it
+        with pytest.raises(UserError, match="is no plain file, but a named pipe"):
+            Files([tmp_path])
+    else:
+        with Files([tmp_path]) as files, pytest.raises(UserError, match="is no plain file, but a named pipe"):
+            files.read(files.names[0])
+
+
+def test_the_same_archive_may_be_named_twice(tmp_path):
+    path = pack(tmp_path / "z.zip", {"a": b"ay"})
+    with Files([path, tmp_path]) as files:
+        assert files.names == [f"{path}/a"]
 
 
 def test_a_bomb_is_refused_by_its_declared_size(tmp_path):

@@ -36,7 +36,8 @@ def test_what_is_appended_is_read_back(tmp_path):
     assert len(path.read_text().splitlines()) == 2
     assert ledger.read_details(path)[line.key].shares.tolist() == [0.6, 0.8, 1.0, 0.4]
     fields = "experiment protocol learner variant recipe seed test_accuracy test_ci95 test_tasks centroid_accuracy "
-    fields += "val_accuracy train_tasks train_seconds tasks_per_second device torch commit data_hash config"
+    fields += "val_accuracy train_tasks train_seconds tasks_per_second device torch commit data_hash config "
+    fields += "side_by_side digest"
     assert list(json.loads(path.read_text().splitlines()[0])) == fields.split()
 
 
@@ -58,7 +59,7 @@ def test_counts_survive_packing():
     ("change", "complaint"),
     [
         ({"test_accuracy": 101.0}, "not a percentage"),
-        ({"test_accuracy": float("nan")}, "'test_accuracy'"),
+        ({"test_accuracy": float("nan")}, "it holds NaN"),
         ({"test_accuracy": "50"}, "'test_accuracy'"),
         ({"seed": True}, "'seed'"),
         ({"learner": "nobody"}, "'learner'"),

@@ -2,7 +2,15 @@
 
 import pytest
 
-from fastweights.experiments.plan import PLAN, choose, parse_cell, whole_plan
+from fastweights.experiments.plan import (
+    PLAN,
+    choose,
+    has_small_steps,
+    parse_cell,
+    run_of,
+    side_by_side_groups,
+    whole_plan,
+)
 from fastweights.experiments.tables import ABLATION
 from fastweights.utils.errors import UserError
 
@@ -70,3 +78,29 @@ def test_every_other_system_is_run_by_its_own_recipe_one_shot_first():
     assert not any("/fw" in cell or "fwmlp" in cell for cell in step.cells)
     assert len(step.cells) == len(set(step.cells))
     assert {run.recipe for run in choose(["omniglot-5way-1shot/maml-cnn"], 1)} == {"best", "own"}
+
+
+def test_small_runs_of_a_dataset_and_recipe_go_side_by_side_and_the_others_alone():
+    paper = [run_of("omniglot-5way-1shot/fwcnn-hebb", "paper", seed=seed) for seed in range(3)]
+    other_cell, other_recipe = (
+        run_of("omniglot-20way-1shot/fwcnn-hebb", "paper"),
+        run_of("omniglot-5way-1shot/maml-cnn", "best"),
+    )
+    large = run_of("omniglot-5way-1shot/fwcnn-hebb", "best")
+    text = [run_of("ptb-5way-1shot/lstm-fwmlp-hebb", "paper", protocol) for protocol in ("standard", "pooled")]
+    runs = [paper[0], large, text[0], other_recipe, *paper[1:], text[1], other_cell]
+    assert side_by_side_groups(runs, 3) == [paper, [large], text[:1], [other_recipe], text[1:], [other_cell]]
+    assert side_by_side_groups(runs, 4)[0] == [*paper, other_cell]
+    assert side_by_side_groups(runs, 1) == [[run] for run in runs]
+    whole = whole_plan(5)
+    grouped = [run for group in side_by_side_groups(whole, 5) for run in group]
+    assert len(grouped) == len(whole)
+    assert set(grouped) == set(whole)
+
+
+def test_large_batches_and_pretraining_fill_a_gpu():
+    assert has_small_steps(run_of("mini-imagenet-5way-1shot/fwcnn-hebb", "paper"))
+    assert has_small_steps(run_of("ptb-5way-1shot/lstm-fwmlp-hebb", "paper"))
+    assert not has_small_steps(run_of("omniglot-5way-1shot/fwcnn-hebb", "best"))  # 64 tasks in a step
+    assert not has_small_steps(run_of("mini-imagenet-5way-1shot/fwresnet-hebb", "best"))  # 16, and pre-training
+    assert has_small_steps(run_of("mini-imagenet-5way-1shot/maml-cnn", "best"))  # 16, none

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import statistics
 import time
 from dataclasses import replace
@@ -14,7 +16,7 @@ from fastweights.data.items import Dataset
 from fastweights.evaluation import evaluate
 from fastweights.experiments import ledger, recipes
 from fastweights.experiments import run as reproduce
-from fastweights.experiments.plan import Run
+from fastweights.experiments.plan import Run, missing
 from fastweights.experiments.recipes import Changes
 from fastweights.experiments.run import Workspace, curve, estimate, find_commit
 from fastweights.learners.prototypical import Prototypical, nearest_mean
@@ -36,9 +38,9 @@ def workspace(tmp_path):
     return Workspace(torch.device("cpu"), "float32", "abc", tmp_path / "runs")
 
 
-def go(runs, tmp_path, workspace, deadline=math.inf):
+def go(runs, tmp_path, workspace, deadline=math.inf, **how):
     said = []
-    return reproduce.reproduce(runs, tmp_path / "runs.jsonl", workspace, deadline, said.append), said
+    return reproduce.reproduce(runs, tmp_path / "runs.jsonl", workspace, deadline, said.append, **how), said
 
 
 def test_a_run_becomes_a_line_with_everything_behind_it(small_benchmarks, tmp_path, workspace):
@@ -78,7 +80,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_skipped(small_benchmar
         line, details = made_up(experiment=other.training, learner=other.learner)
         ledger.append(path, [line], [details])
 
-    monkeypatch.setattr(reproduce, "carry_out", _then(reproduce.carry_out, finish_the_other))
+    monkeypatch.setattr(reproduce, "_result", _then(reproduce._result, finish_the_other))
     summary, said = go([RUN, other], tmp_path, workspace)
     assert (summary.finished, summary.left) == ((RUN,), 0)
     assert not any("prototypical" in sentence for sentence in said)
@@ -219,15 +221,15 @@ def test_after_a_failed_run_the_others_are_done(small_benchmarks, tmp_path, work
 
 
 def test_after_a_line_of_another_process_the_others_are_done(small_benchmarks, tmp_path, workspace, monkeypatch):
-    carry_out = reproduce.carry_out
+    result_of = reproduce._result
 
     def twice(run, *rest):
-        results = carry_out(run, *rest)
+        line, details = result_of(run, *rest)
         if run == RUN:
-            ledger.append(tmp_path / "runs.jsonl", [line for line, _ in results], [details for _, details in results])
-        return results
+            ledger.append(tmp_path / "runs.jsonl", [line], [details])
+        return line, details
 
-    monkeypatch.setattr(reproduce, "carry_out", twice)
+    monkeypatch.setattr(reproduce, "_result", twice)
     other = replace(RUN, seed=1)
     summary, _ = go([RUN, other], tmp_path, workspace)
     assert summary.finished == (other,)
@@ -252,7 +254,7 @@ def test_the_centroid_is_the_nearest_mean_of_the_learners_own_keys(dataset, lear
         with torch.no_grad():
             keys, queries = learner.embed(episode.support_x), learner.embed(episode.query_x)
         answers = nearest_mean(keys, episode.support_y, queries, 5).argmax(-1)
-        assert (answers == episode.query_y).double().mean() == found[number]
+        assert (answers == episode.query_y).double().mean() == pytest.approx(found[number])
 
 
 def test_curves_are_thinned():
@@ -340,3 +342,135 @@ def test_test_tasks_are_drawn_from_the_test_split(test):
     settings = TrainSettings(way=5, shot=1, queries=1, test_tasks=3)
     tasks = reproduce.test_tasks(f"ptb-5way-1shot-{test}", Dataset("ptb", splits, "noise", "standard"), settings)
     assert tasks.sampler.items.classes == 20
+
+
+SEEDS = [replace(RUN, seed=seed) for seed in range(3)]
+
+
+def of_run(line):
+    """What a line says, but for how long it took and in what company."""
+    return {**vars(line), "train_seconds": 0, "tasks_per_second": 0, "side_by_side": 0}
+
+
+def test_seeds_side_by_side_give_the_numbers_that_each_gives_alone(small_benchmarks, tmp_path, workspace):
+    alone = replace(workspace, folder=tmp_path / "alone")
+    pair = SEEDS[:2]
+    go(pair, tmp_path / "one by one", alone)
+    small_benchmarks.clear()
+    summary, _ = go(pair, tmp_path, workspace, at_once=2)
+    assert (set(summary.finished), summary.left, len(small_benchmarks)) == (set(pair), 0, 1)
+    singles, together = ledger.read(tmp_path / "one by one" / "runs.jsonl"), ledger.read(tmp_path / "runs.jsonl")
+    for single, line in zip(singles, sorted(together, key=lambda line: line.seed), strict=True):
+        assert of_run(single) == of_run(line)
+        assert (single.side_by_side, line.side_by_side) == (1, 2)
+    for run in pair:
+        of_alone, of_together = (load_learner(where.folder / run.folder)[0] for where in (alone, workspace))
+        for name, tensor in of_alone.state_dict().items():
+            assert torch.equal(tensor, of_together.state_dict()[name]), name
+
+
+def test_side_by_side_one_that_fails_and_one_that_is_taken_leave_the_others_alone(
+    small_benchmarks, tmp_path, workspace, monkeypatch
+):
+    class Sabotaged(training.TrainStep):
+        def __call__(self, step, done):
+            if self.seed == "seed 1" and step == 3:
+                self.optimizer.param_groups[0]["params"][0].data.fill_(math.nan)
+            super().__call__(step, done)
+
+    monkeypatch.setattr(training, "TrainStep", Sabotaged)
+    with alone_in(workspace.folder / SEEDS[0].folder, may_vanish=True):
+        summary, said = go(SEEDS, tmp_path, workspace, at_once=3)
+    assert (summary.finished, summary.unfinished, summary.left) == ((SEEDS[2],), None, 2)
+    assert len(summary.failed) == 1
+    assert "NaN or infinite from step 4 on" in summary.failed[0]
+    assert any("another process is at work" in sentence for sentence in said)
+    assert [line.seed for line in ledger.read(tmp_path / "runs.jsonl")] == [2]
+
+
+def test_side_by_side_a_run_that_another_process_has_finished_is_left_out(
+    small_benchmarks, tmp_path, workspace, monkeypatch
+):
+    go(SEEDS[:1], tmp_path, workspace)
+    monkeypatch.setattr(reproduce, "missing", lambda runs, known: list(runs) if len(runs) > 1 else missing(runs, known))
+    summary, _ = go(SEEDS[:2], tmp_path, workspace, at_once=2)
+    assert summary.finished == (SEEDS[1],)
+
+
+@pytest.mark.parametrize("how", ["clock", "ctrl-c"])
+def test_an_interrupted_group_keeps_every_checkpoint_and_goes_on(
+    small_benchmarks, tmp_path, workspace, monkeypatch, how
+):
+    pair = SEEDS[:2]
+    go(pair, tmp_path / "whole", replace(workspace, folder=tmp_path / "whole runs"))
+    clock = time.monotonic
+
+    class Stopped(training.TrainStep):
+        def __call__(self, step, done):
+            if step == 4 and self.seed == "seed 1" and how == "clock":
+                patched.setattr(time, "monotonic", lambda: clock() + 1000)
+            elif step == 4 and self.seed == "seed 1":
+                os.kill(os.getpid(), signal.SIGINT)
+            super().__call__(step, done)
+
+    later = replace(RUN, learner="prototypical-cnn")  # of a group of its own, which is not begun
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "TrainStep", Stopped)
+        summary, said = go([*pair, later], tmp_path, workspace, clock() + 500, at_once=2)
+    assert summary.unfinished in pair
+    assert (summary.finished, summary.failed, summary.left) == ((), (), 3)
+    assert sum("stopped at step" in sentence for sentence in said) == 2
+    assert not any("prototypical" in sentence for sentence in said)
+    summary, said = go(pair, tmp_path, workspace, at_once=2)
+    assert sum("continues from step" in sentence for sentence in said) == 2
+    whole, cut = ledger.read(tmp_path / "whole" / "runs.jsonl"), ledger.read(tmp_path / "runs.jsonl")
+    assert [of_run(line) for line in whole] == [of_run(line) for line in sorted(cut, key=lambda line: line.seed)]
+    assert {line.side_by_side for line in cut} == {2}
+
+
+def test_ctrl_c_before_the_next_group_is_heard(small_benchmarks, tmp_path, workspace, monkeypatch):
+    """In a test, say, which is not cut short."""
+
+    def ask():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(reproduce, "_result", _then(reproduce._result, ask))
+    summary, _ = go(SEEDS, tmp_path, workspace)
+    assert (summary.finished, summary.unfinished, summary.left) == ((SEEDS[0],), SEEDS[1], 2)
+
+
+def test_a_dataset_is_brought_to_the_device_once(small_benchmarks, tmp_path, workspace, monkeypatch):
+    seen, make = [], training.Training.__init__
+
+    def remember(self, *arguments, **options):
+        make(self, *arguments, **options)
+        seen.append(self.items["train"].values.data_ptr())
+        assert options["items"] is not None
+
+    monkeypatch.setattr(training.Training, "__init__", remember)
+    go(SEEDS[:2], tmp_path, workspace, at_once=2)
+    assert len(seen) == 2
+    assert len(set(seen)) == 1
+
+
+def test_ctrl_c_while_a_dataset_is_loaded_stops_before_the_first_step(
+    small_benchmarks, tmp_path, workspace, monkeypatch
+):
+    monkeypatch.setattr(reproduce, "load", _then(reproduce.load, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    monkeypatch.setattr(training.TrainStep, "__call__", None)  # training fails now
+    summary, _ = go(SEEDS, tmp_path, workspace)
+    assert (summary.finished, summary.unfinished, summary.failed) == ((), SEEDS[0], ())
+
+
+def test_lines_from_before_runs_shared_a_device_stay_as_they_are(tmp_path):
+    old, _ = made_up()
+    text = json.dumps({name: value for name, value in vars(old).items() if name != "side_by_side"})
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{text}\n")
+    assert ledger.read(path) == [old]
+    new, of_new = made_up(seed=1)
+    ledger.append(path, [replace(new, side_by_side=5)], [of_new])
+    first, second = path.read_text().splitlines()
+    assert first == text
+    assert json.loads(second)["side_by_side"] == 5
+    assert [line.side_by_side for line in ledger.read(path)] == [1, 5]

@@ -32,9 +32,9 @@ def twins(shape: tuple[int, int, int], blocks: tuple[int, ...]) -> tuple[ResNet,
 
 
 def run(network: ResNet, images: Tensor) -> Tensor:
-    x = fused.first_block(images, *network.blocks[0].parts(), ResNet.SLOPE)
+    x = fused.first_block(images, network.blocks[0].parts(), ResNet.SLOPE)
     for block in list(network.blocks)[1:]:
-        x = fused.further_block(x, *block.parts(), ResNet.SLOPE)
+        x = fused.further_block(x, block.parts(), ResNet.SLOPE)
     return batch_norm.norm_act(fused.convolve(x, network.mix), network.norm, ResNet.SLOPE).mean((1, 2))
 
 

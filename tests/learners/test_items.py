@@ -7,6 +7,7 @@ import tiny
 import torch
 
 from fastweights.learners import build_learner
+from fastweights.learners.base import joined
 from fastweights.learners.registry import SYSTEMS, LearnerSettings
 from fastweights.utils.errors import UserError
 
@@ -102,3 +103,11 @@ def test_labels_are_a_tensor():
     learner = build_learner(tiny.small_settings(item_shape=(12, 12, 1), slots=4))
     with pytest.raises(UserError, match="not a list"):
         learner.describe(GOOD, [[0, 1, 2, 3]])
+
+
+@pytest.mark.parametrize("item", [(4, 4, 3), (3, 3, 1)])
+def test_support_and_queries_are_joined_as_they_are(item: tuple[int, ...]) -> None:
+    drawn = torch.randint(0, 256, (2, 7, *item), dtype=torch.uint8)
+    for support, query in ((drawn[:, :3].clone(), drawn[:, 3:].clone()), (drawn[:, :3], drawn[:, 3:])):
+        assert torch.equal(joined(support, query), drawn)
+        assert torch.equal(joined(support.float(), query.float()), drawn.float())

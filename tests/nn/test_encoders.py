@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.nn.encoders import CNN, LSTM, ResNet, images_to_float
+from fastweights.nn.encoders.lstm import read_by_layers
 from fastweights.nn.init import SLOPE
 from fastweights.utils.tokens import BLANK, PAD
 
@@ -152,6 +153,20 @@ def test_one_direction_at_the_blank_sees_the_left_context_only() -> None:
 
 def test_an_empty_sentence_has_a_key() -> None:
     assert LSTM(12, embedding=6, units=5, bidirectional=True)(torch.zeros(2, 4, dtype=torch.int32)).isfinite().all()
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_layer_by_layer_the_lstm_is_the_stack(layers: int) -> None:
+    """The same numbers, the same drops (on a CPU, where both are drawn alike) and the same gradients."""
+    stack = nn.LSTM(6, 5, layers, batch_first=True, dropout=0.4 if layers > 1 else 0.0)
+    words = torch.randn(4, 7, 6)
+    found = []
+    for how in (lambda: stack(words)[0], lambda: read_by_layers(stack, words)):
+        torch.manual_seed(1)
+        states = how()
+        found.append([states, *torch.autograd.grad(states.square().sum(), list(stack.parameters()))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_the_lstm_starts_with_open_forget_gates_and_drops_only_in_training() -> None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from classifier.drawn import drawing
 
+from fastweights.classifier.encoders import Encoder
 from fastweights.server.guard import Access
 from fastweights.server.limits import Limits
 from fastweights.server.running import Serving, listening
@@ -74,8 +75,8 @@ Serve = Callable[..., Asked]
 class Threaded:
     """A service in a thread of this process."""
 
-    def __init__(self, data: Path, limits: Limits, access: Access | None, port: int = 0) -> None:
-        self.serving = Serving(data, listening("127.0.0.1", port), limits=limits, access=access)
+    def __init__(self, data: Path, limits: Limits, access: Access | None, port: int = 0, **how: Any) -> None:
+        self.serving = Serving(data, listening("127.0.0.1", port), limits=limits, access=access, **how)
         self.address = self.serving.address
         self.service = self.serving.app.state.service
         self.thread = threading.Thread(target=self.serving.run)
@@ -94,8 +95,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """Starts a service with limits and access as told."""
     open_ones: list[Asked] = []
 
-    def start(*, access: Access | None = None, file: str = "memories.sqlite", **limits: Any) -> Asked:
-        server = Threaded(tmp_path / file, Limits(**limits), access)
+    def start(*, access: Access | None = None, encoder: Encoder | None = None, **limits: Any) -> Asked:
+        server = Threaded(tmp_path / "memories.sqlite", Limits(**limits), access, encoder=encoder)
         one = Asked(httpx.Client(base_url=server.address, timeout=30, verify=False, trust_env=False), server)
         open_ones.append(one)
         return one

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import gc
 import io
 import json
@@ -21,6 +22,7 @@ from PIL import Image
 
 from fastweights import Classifier
 from fastweights.classifier.memory import Memory
+from fastweights.server import seeing
 from fastweights.server.guard import Access
 
 from .conftest import PNG, Asked, Serve, png
@@ -207,6 +209,43 @@ def test_a_memory_and_a_service_have_an_end(serve: Serve, tmp_path):
     refused(asked.http.post("/v1/memories", json={}), 507)  # one is the service's own
     assert asked.http.delete(asked.path).status_code == 204
     asked.make()
+
+
+def test_the_database_has_an_end_and_deleting_makes_room(serve: Serve):
+    asked = serve(store=400_000)
+    asked.make(model=None)
+    kept = []
+    for number in range(200):
+        added = asked.embed(f"c{number}", np.random.default_rng(number).normal(size=1000).tolist())
+        if added.status_code != 201:
+            break
+        kept.append(f"c{number}")
+    assert "0 MB" in refused(added, 507)
+    assert len(kept) > 20
+    assert list(asked.classes()) == kept
+    file = asked.http.get(f"{asked.path}/file").content
+    refused(asked.http.post("/v1/files", content=file, headers={"Content-Type": "application/octet-stream"}), 507)
+    assert asked.http.delete(f"{asked.path}/classes", params={"label": "c3"}).status_code == 200
+    assert asked.http.post(f"{asked.path}/undo").status_code == 200
+    full, path = asked.memory, asked.server.service.store.path
+    assert path.stat().st_size < 500_000
+    asked.close()
+    asked = serve(store=400_000)
+    asked.memory = full
+    assert list(asked.classes()) == kept
+    assert asked.http.delete(asked.path).status_code == 204
+    asked.make(model=None)
+    assert asked.embed("a", [1.0] * 1000).status_code == 201
+
+
+def test_a_full_disk_for_temporary_files_is_said(asked: Asked, monkeypatch):
+    asked.show("a", png("ring"))
+
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(seeing.tempfile, "TemporaryDirectory", full)
+    assert "make room" in refused(asked.http.get(f"{asked.path}/file"), 507)
 
 
 def test_unused_memories_leave_ram_and_come_back(serve: Serve):

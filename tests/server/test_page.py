@@ -20,6 +20,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here; apt install chromium")
 
+LOCAL = ("http://127.0.0.1:", "data:", "blob:", "about:")
 Stroke = list[tuple[float, float]]
 CIRCLE: Stroke = [(0.5 + 0.4 * math.cos(t / 3), 0.5 + 0.4 * math.sin(t / 3)) for t in range(20)]
 SIGNS: dict[str, list[Stroke]] = {
@@ -34,7 +35,9 @@ SIGNS: dict[str, list[Stroke]] = {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        one = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        fake = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        arguments = ["--no-sandbox", "--disable-gpu", *fake]
+        one = driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield one
         one.close()
 
@@ -60,7 +63,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on(
             "request",
-            lambda one: said.append(one.url) if not one.url.startswith((address[:20], "data:", "blob:")) else None,
+            lambda one: said.append(one.url) if not one.url.startswith(LOCAL) else None,
         )
         page.goto(address)
         return page
@@ -164,29 +167,31 @@ def test_an_answer_is_there_within_a_fifth_of_a_second(server: Threaded, visit):
     page = visit(address_of(server))
     for name in ("ring", "cross"):
         teach(page, name, SIGNS[name])
-    times = []
-    for _ in range(7):
-        page.click("#clear")
-        page.wait_for_function("() => !document.querySelector('#bars li')")
-        times.append(
-            page.evaluate(
-                """async () => {
-                    const pad = document.getElementById("pad");
-                    const pen = pad.getContext("2d");
-                    const box = pad.getBoundingClientRect();
-                    const at = (type, x, y) => pad.dispatchEvent(new PointerEvent(type, {
-                        clientX: box.left + x, clientY: box.top + y, pointerId: 1, button: 0, bubbles: true }));
-                    pad.setPointerCapture = () => {};
-                    at("pointerdown", 40, 40);
-                    for (let i = 0; i < 20; i++) at("pointermove", 40 + 8 * i, 40 + 8 * i);
-                    const begin = performance.now();
-                    at("pointerup", 200, 200);
-                    while (!document.querySelector("#bars li")) await new Promise((done) => setTimeout(done, 2));
-                    return performance.now() - begin;
-                }"""
-            )
-        )
-    assert sorted(times)[len(times) // 2] < 1000, times  # the aim is 200; tests may share their machine
+    rounds: list[float] = []
+    while not rounds or (min(rounds) >= 200 and len(rounds) < 8):  # others may need the processor for a while
+        rounds.append(float(np.median([answer_time(page) for _ in range(5)])))
+    assert min(rounds) < 200, rounds
+
+
+def answer_time(page: Any) -> float:
+    """Milliseconds from lifting the pen to the bars."""
+    page.click("#clear")
+    page.wait_for_function("() => !document.querySelector('#bars li')")
+    return page.evaluate(
+        """async () => {
+            const pad = document.getElementById("pad");
+            const box = pad.getBoundingClientRect();
+            const at = (type, x, y) => pad.dispatchEvent(new PointerEvent(type, {
+                clientX: box.left + x, clientY: box.top + y, pointerId: 1, button: 0, bubbles: true }));
+            pad.setPointerCapture = () => {};
+            at("pointerdown", 40, 40);
+            for (let i = 0; i < 20; i++) at("pointermove", 40 + 8 * i, 40 + 8 * i);
+            const begin = performance.now();
+            at("pointerup", 200, 200);
+            while (!document.querySelector("#bars li")) await new Promise((done) => setTimeout(done, 2));
+            return performance.now() - begin;
+        }"""
+    )
 
 
 def test_a_first_visit_finds_ready_made_tasks(server: Threaded, visit):
@@ -248,6 +253,135 @@ def test_pictures_are_taken_and_what_is_none_is_said_to_be(server: Threaded, vis
     page.click("#teach button")  # the same picture under another name
     page.wait_for_selector("#status.wrong")
     assert "'tee'" in page.inner_text("#status")
+
+
+def said(page: Any, sentence: str) -> None:
+    """Wait until the page says so."""
+    page.wait_for_function("said => document.getElementById('status').textContent === said", arg=sentence)
+
+
+def ink(page: Any) -> int:
+    """How many pixels of the pad are not white."""
+    return page.evaluate(
+        """() => {
+            const pad = document.getElementById("pad");
+            const data = pad.getContext("2d").getImageData(0, 0, pad.width, pad.height).data;
+            return data.filter((value, i) => i % 4 === 0 && value < 250).length;
+        }"""
+    )
+
+
+def test_the_camera_takes_a_picture_and_is_switched_off(server: Threaded, visit):
+    page = visit(address_of(server), permissions=["camera"])
+    page.wait_for_selector("#tasks li")
+    live = "document.getElementById('video').srcObject !== null"
+    for how, taken in ((lambda: page.click("#snap"), True), (lambda: page.keyboard.press("Escape"), False)):
+        page.click("#clear")
+        page.click("#camera")
+        page.wait_for_selector("#shutter[open]")
+        assert page.evaluate(live)
+        assert page.evaluate("document.getElementById('video').videoWidth") > 0
+        how()
+        page.wait_for_function(f"() => !({live})")
+        assert (ink(page) > 1000) is taken
+    page.click("#camera")
+    page.wait_for_selector("#shutter[open]")
+    page.keyboard.press("Enter")  # the first button has the focus
+    page.wait_for_function(f"() => !({live})")
+    assert ink(page) > 1000
+    page.fill("#name", "what the camera sees")
+    page.press("#name", "Enter")
+    said(page, "Learnt: what the camera sees.")
+
+
+def test_a_phone_without_https_takes_pictures_by_its_own_camera(server: Threaded, visit):
+    phone = {"viewport": {"width": 375, "height": 700}, "has_touch": True, "is_mobile": True}
+    page = visit("about:blank", **phone)
+    page.add_init_script("Object.defineProperty(navigator, 'mediaDevices', { value: undefined })")
+    page.goto(address_of(server))
+    page.wait_for_selector("#tasks li")
+    with page.expect_file_chooser() as chooser:
+        page.tap("#camera")
+    assert chooser.value.element.get_attribute("capture") == "environment"
+    assert not chooser.value.is_multiple()
+    chooser.value.set_files({"name": "p.png", "mimeType": "image/png", "buffer": png("ring")})
+    page.wait_for_function("() => document.getElementById('invitation').hidden")
+    assert ink(page) > 1000
+    page.fill("#name", "ring")
+    page.tap("#teach button")
+    said(page, "Learnt: ring.")
+
+
+def test_classes_are_renamed_and_forgotten_by_keyboard(server: Threaded, visit):
+    page = visit(address_of(server))
+    for name in ("ring", "cross", "tee"):
+        teach(page, name, SIGNS[name])
+    keys, focused = page.keyboard, "document.activeElement.getAttribute('aria-label')"
+
+    def cards() -> list[str]:
+        return page.eval_on_selector_all(".card h3", "all => all.map(one => one.textContent)")
+
+    page.focus("[aria-label='Rename ring']")
+    keys.press("Enter")
+    page.wait_for_selector("#naming[open]")
+    keys.type("круг")  # the old name is selected, and overwritten
+    keys.press("Enter")
+    said(page, "ring is called круг now; Undo brings it back.")
+    assert cards() == ["круг", "cross", "tee"]
+    assert page.evaluate(focused) == "Rename круг"
+    keys.press("Enter")
+    page.wait_for_selector("#naming[open]")
+    keys.type("no")
+    keys.press("Escape")
+    assert cards() == ["круг", "cross", "tee"]
+    page.click("[aria-label='Rename cross']")
+    page.fill("#another", "круг")
+    page.click("#naming .main")
+    said(page, "cross and круг are one now; Undo brings it back.")
+    assert cards() == ["круг", "tee"]
+    page.focus("[aria-label='Forget круг']")
+    keys.press("Enter")
+    said(page, "Forgotten: круг; Undo brings it back.")
+    assert page.evaluate(focused) == "Forget tee"
+    for left in (["круг", "tee"], ["круг", "cross", "tee"], ["ring", "cross", "tee"]):
+        keys.press("Control+z")
+        page.wait_for_function(
+            "names => [...document.querySelectorAll('.card h3')].map(one => one.textContent).join() === names",
+            arg=",".join(left),
+        )
+    assert asked(page, SIGNS["cross"]) == "cross"
+
+
+def test_memories_are_renamed_and_deleted(server: Threaded, visit):
+    page = visit(address_of(server))
+    teach(page, "ring", SIGNS["ring"])
+    page.click("#new")
+    page.wait_for_function("() => !document.querySelector('.card')")
+    teach(page, "tee", SIGNS["tee"])
+    page.focus("#rename")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#naming[open]")
+    page.keyboard.type("Letters <b>")
+    page.keyboard.press("Enter")
+    said(page, "It is called Letters <b> now.")
+    titles = "all => all.map(one => one.textContent)"
+    assert page.eval_on_selector_all("#memories option", titles) == ["Letters <b>", "My memory"]
+    page.focus("#delete")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#deleting[open]")
+    assert page.inner_text("#deleting-what") == "Delete Letters <b> and its 1 class for good? This cannot be undone."
+    page.keyboard.press("Enter")  # the safe answer has the focus
+    page.wait_for_function("() => !document.querySelector('dialog[open]')")
+    assert page.inner_text(".card h3") == "tee"
+    page.click("#delete")
+    page.click("#deleting .main")
+    said(page, "Deleted: Letters <b>.")
+    assert page.inner_text(".card h3") == "ring"
+    page.click("#delete")
+    page.click("#deleting .main")
+    said(page, "Deleted: My memory.")
+    assert page.is_visible("#gallery")  # an empty one is made
+    teach(page, "tee", SIGNS["tee"])
 
 
 def test_it_is_drawn_on_and_taught_by_keyboard_alone(server: Threaded, visit):

@@ -1,8 +1,10 @@
 """The page's script: typed, small, and plain."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from fastweights.server.app import PAGE
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted(Path(str(PAGE)).glob("*.js"))
+OXLINT = shutil.which("oxlint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 @pytest.mark.skipif(shutil.which("tsc") is None, reason="there is no tsc here; apt install node-typescript")
@@ -20,6 +23,15 @@ def test_types_are_right_and_nothing_is_unused():
     command = ["tsc", "-p", str(HERE / "jsconfig.json"), "--moduleResolution", how]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.skipif(OXLINT is None, reason="there is no oxlint here; pip install oxlint")
+def test_the_linter_has_nothing_to_say():
+    assert OXLINT is not None
+    command = [OXLINT, "--config", str(HERE / "oxlintrc.json"), str(PAGE)]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+    assert f"on {len(SCRIPTS)} files" in checked.stdout
 
 
 def test_it_is_small_and_keeps_to_a_few_rules():

@@ -144,6 +144,29 @@ def test_forgetting_is_as_if_it_had_never_been_and_can_be_undone(asked: Asked):
     assert asked.http.post(f"{asked.path}/undo").status_code == 409
 
 
+def test_a_class_is_renamed_and_undo_names_it_back(asked: Asked):
+    for name in ("ring", "bar", "tee"):
+        asked.show(name, png(name))
+    before = asked.ask(png("ring", 4))
+
+    def rename(label: str, new: str) -> dict:
+        answer = asked.http.patch(f"{asked.path}/classes", params={"label": label}, json={"label": new})
+        return {"status": answer.status_code, **answer.json()}
+
+    assert rename("ring", " кольцо ") == {"status": 200, "renamed": 1, "undoable": 4}
+    assert list(asked.classes()) == ["кольцо", "bar", "tee"]  # in its place
+    after = asked.ask(png("ring", 4))
+    assert after["label"] == "кольцо"
+    assert after["likely"][0]["probability"] == before["likely"][0]["probability"]
+    assert rename("кольцо", "bar")["renamed"] == 1  # they become one
+    assert asked.classes() == {"bar": 2, "tee": 1}
+    for label, new, status in (("no", "x", 404), ("bar", "", 422), ("bar", "x" * 201, 422)):
+        assert rename(label, new)["status"] == status
+    assert asked.http.post(f"{asked.path}/undo").json()["undone"] == "rename"
+    assert asked.http.post(f"{asked.path}/undo").json()["undone"] == "rename"
+    assert asked.ask(png("ring", 4)) == before
+
+
 def test_the_same_picture_is_not_shown_under_two_names(asked: Asked):
     asked.show("ring", png("ring"))
     refused = asked.show("circle", png("ring"))
@@ -283,6 +306,7 @@ def test_the_page_is_served_whole_and_from_here_alone(asked: Asked):
         "why.js",
         "gallery.js",
         "camera.js",
+        "dialogs.js",
         "reference.js",
         "style.css",
         "icon.svg",

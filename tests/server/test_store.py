@@ -16,8 +16,9 @@ import pytest
 
 from fastweights.classifier.sight import Sight
 from fastweights.server.errors import Refusal
+from fastweights.server.running import Serving, listening
 from fastweights.server.seeing import digest_of
-from fastweights.server.store import New, Store
+from fastweights.server.store import FIRST, New, Store
 from fastweights.utils.errors import UserError
 
 from .conftest import Running, png
@@ -48,6 +49,31 @@ for line in sys.stdin:
 """Imports once and forks a service for every line it reads: fifty starts take no minutes."""
 
 
+FILLING = """
+import resource, sys
+import numpy as np
+from pathlib import Path
+from fastweights.server.errors import Refusal
+from fastweights.server.store import New, Store
+
+store = Store(Path(sys.argv[1]))
+memory = store.make("", None, "digest", 1000, 10)
+resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
+number = 0
+try:
+    while number < 1000:
+        key = np.ones(1000, np.float32)
+        key[0] = number
+        store.add(memory, [New(f"c{number}", "", key, None)], 5)
+        number += 1
+except Refusal as refusal:
+    print(number, len(store.examples(memory)[0]), refusal, sep="\\n", flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.close()
+"""
+"""Adds until no file may grow any more, as on a disk that is full."""
+
+
 def new(label: str, *key: float) -> New:
     return New(label, "", np.array(key), None)
 
@@ -58,7 +84,10 @@ def test_a_second_service_is_refused_and_a_later_one_is_not(tmp_path):
     with pytest.raises(UserError, match="another service is using it"):
         Store(path)
     first.close()
-    Store(path).close()
+    again = Store(path)
+    with pytest.raises(UserError, match="another service is using it"):
+        Store(path)
+    again.close()
 
 
 def test_what_is_no_database_of_ours_is_refused(tmp_path):
@@ -94,6 +123,68 @@ def test_a_full_disk_refuses_and_keeps_what_there_is(tmp_path):
     assert [row.label for row in rows] == ["a"]
     assert keys.tolist() == [[1, 0]]
     assert store.undoable(memory) == 1
+    store.close()
+
+
+def test_a_database_of_the_first_version_is_taken_over(tmp_path):
+    old = sqlite3.connect(tmp_path / "m.sqlite")
+    old.executescript(FIRST)
+    old.execute("PRAGMA user_version=1")
+    old.execute("INSERT INTO memories (id, title, digest, width, made) VALUES ('m', 'mine', 'digest', 2, 0)")
+    key = np.array([1, 0], "<f4").tobytes()
+    old.execute("INSERT INTO examples (memory, label, name, key, added) VALUES ('m', 'a', '', ?, 0)", (key,))
+    old.commit()
+    old.close()
+    for _ in range(2):
+        store = Store(tmp_path / "m.sqlite")
+        rows, keys = store.examples("m")
+        assert [row.label for row in rows] == ["a"]
+        assert keys.tolist() == [[1, 0]]
+        assert store.find("m").stream.half_life is None
+        store.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no limits on files here")
+def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(tmp_path):
+    path = tmp_path / "full.sqlite"
+    said = subprocess.run([sys.executable, "-c", FILLING, str(path)], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    acknowledged, after, sentence = said.stdout.strip().split("\n")
+    assert int(acknowledged) > 10
+    assert int(after) == int(acknowledged)
+    assert "make room on the disk" in sentence
+    store = Store(path)
+    (memory,) = store.all()
+    rows, keys = store.examples(memory.id)
+    assert [row.label for row in rows] == [f"c{number}" for number in range(int(acknowledged))]
+    assert keys[:, 0].tolist() == list(range(int(acknowledged)))
+    assert store._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    store.add(memory.id, [New("more", "", np.ones(1000), None)], 5)
+    store.close()
+
+
+def test_classes_are_renamed_joined_and_named_back(tmp_path):
+    store = Store(tmp_path / "m.sqlite")
+    memory = store.make("", None, "digest", 2, 10)
+    for label in ("a", "b", "a"):
+        store.add(memory, [new(label, 1, 0)], 3)
+
+    def labels() -> list[str]:
+        return [row.label for row in store.examples(memory)[0]]
+
+    assert store.relabel(memory, 3, "a", "c") == 2
+    assert labels() == ["c", "b", "c"]
+    assert store.relabel(memory, 3, "b", "c") == 1
+    assert labels() == ["c", "c", "c"]
+    with pytest.raises(Refusal, match="no such class 'b'"):
+        store.relabel(memory, 3, "b", "d")
+    assert store.undoable(memory) == 3
+    assert [store.undo(memory) for _ in range(2)] == ["rename", "rename"]
+    assert labels() == ["a", "b", "a"]
+    store.relabel(memory, 1, "a", "secret name")
+    store.relabel(memory, 1, "secret name", "a")
+    store.forget(memory, 1, label="b")
+    assert store._db.execute("SELECT count(*) FROM renamed").fetchone() == (0,)
     store.close()
 
 
@@ -180,6 +271,7 @@ def test_the_command_starts_stops_and_finds_everything_again(run, tmp_path):
     file = tmp_path / "taught.fw"
     file.write_bytes(client.http.get(f"{client.path}/file").content)
     client.close()
+    assert f"All is kept in {tmp_path / 'run.sqlite'}." in first.log.read_text()
     stopped = first.stop()
     assert stopped.code == 0, stopped.said
     assert "Stopped; nothing is lost." in stopped.said
@@ -193,4 +285,25 @@ def test_the_command_starts_stops_and_finds_everything_again(run, tmp_path):
     assert client.ask(png("ring", 4)) == answer
     assert len(client.http.get("/v1/memories").json()["memories"]) == 2
     client.close()
-    second.stop(signal.SIGKILL)
+    stopped = second.stop(signal.SIGTERM)
+    assert stopped.code == 0
+    assert "Stopped; nothing is lost." in stopped.said
+
+
+def test_a_service_that_cannot_start_says_why_and_leaves_nothing(tmp_path):
+    taken = listening("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is taken"):
+        listening("127.0.0.1", port)
+    for host in ("203.0.113.7", "no.such.host.invalid"):
+        with pytest.raises(UserError, match=f"there is no address '{host}' here"):
+            listening(host, 0)
+    with pytest.raises(UserError, match="is no file"):
+        Serving(tmp_path / "new.sqlite", taken, file=tmp_path / "nothing.fw")
+    (tmp_path / "wrong.fw").write_bytes(b"hello")
+    with pytest.raises(Refusal, match="no classifier"):
+        Serving(tmp_path / "new.sqlite", taken, file=tmp_path / "wrong.fw")
+    with pytest.raises(Refusal, match="no model 'nothing'"):
+        Serving(tmp_path / "new.sqlite", taken, model="nothing")
+    assert [one.name for one in tmp_path.iterdir()] == ["wrong.fw"]
+    taken.close()

@@ -679,3 +679,21 @@ def test_a_run_does_not_overwrite_another(dataset, learner_settings, train_setti
     with pytest.raises(UserError, match="already holds a run"):
         Training(replace(learner_settings, system="matching"), settings, dataset, folder=tmp_path).run()
     assert (tmp_path / CHECKPOINT).read_bytes() == before
+
+
+def test_a_rehearsal_leaves_nothing_behind(dataset, learner_settings, train_settings):
+    whole, whole_lines, trained = train(learner_settings, train_settings, dataset)
+    lines = Lines()
+    rehearsed = Training(learner_settings, train_settings, dataset, sinks=[lines])
+    seen = []
+    rehearsed.learner.encoder.register_forward_hook(
+        lambda encoder, given, _: seen.append((encoder.training, len(given[0])))
+    )
+    rehearsed._rehearse()
+    assert seen == [(True, 4 * 5 * (1 + 3)), (False, 16)]  # a step's images, and some in eval mode
+    assert rehearsed.learner.training
+    assert all(parameter.grad is None for parameter in rehearsed.learner.parameters())
+    assert torch.equal(rehearsed.run().test.per_task, whole.test.per_task)
+    assert lines.losses() == whole_lines.losses()
+    for name, tensor in trained.learner.state_dict().items():
+        assert torch.equal(tensor, rehearsed.learner.state_dict()[name]), name

@@ -18,9 +18,16 @@ from fastweights.training.settings import TrainSettings
 from fastweights.utils import retired
 from fastweights.utils.errors import UserError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was written by an older version, without a digest:UserWarning")
+
 OLD = Path(__file__).parent / "old_files"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
 """What the version that wrote the files went on to do."""
+
+
+def test_an_old_file_loads_with_a_sentence():
+    with pytest.warns(UserWarning, match=r"model\.safetensors was written by an older version, without a digest"):
+        load(OLD / MODEL)
 
 
 def test_an_old_model_loads_under_todays_names():

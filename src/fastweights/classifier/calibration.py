@@ -104,6 +104,28 @@ class Calibration:
         weights = fit_logistic(features, is_known, np.array(base.known), WEIGHT_TRUST * (1 if trusted else 5))
         return replace(base, log_scale=base.log_scale + shift, known=tuple(weights.tolist()))
 
+    def set_on(self, memory: Memory, keys: np.ndarray, answers: np.ndarray, *, trusted: bool = True) -> Self:
+        """Set anew for queries (q, D) of which the answers (q) are known: which class each has, -1 for none of them.
+
+        Where none has no class, the queries stand for strangers themselves, as if their class were not there.
+        """
+        several = bool((memory.counts > 1).any())
+        base = replace(self, within=_within(memory, self.within, PAIRS if trusted else 0)) if several else self
+        similarities, shots = base.similarities(memory.cosines(keys), memory.shots), float(memory.shots.mean())
+        known, own = similarities[answers >= 0], answers[answers >= 0]
+        shift = _best_shift(known, own, base.scale(memory.classes, shots), TRUST if trusted else 3.0)
+        strangers = similarities[answers < 0]
+        if not len(strangers):
+            others = np.ones(known.shape, bool)
+            others[np.arange(len(own)), own] = False
+            strangers = known[others].reshape(len(own), -1)
+        features = np.concatenate([base.features(known, shots), base.features(strangers, shots)])
+        is_known = np.repeat([1.0, 0.0], [len(known), len(strangers)])
+        alike = np.repeat([1.0, len(known) / len(strangers)], [len(known), len(strangers)])  # as many as do not
+        trust = WEIGHT_TRUST * (1 if trusted else 5)
+        weights = fit_logistic(features, is_known, np.array(base.known), trust, alike)
+        return replace(base, log_scale=base.log_scale + shift, known=tuple(weights.tolist()))
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -142,16 +164,18 @@ def fit(tasks: list[Asked], within: float) -> Calibration:
     """The calibration that makes the right answers of held-out tasks likeliest, tasks of each shape counting alike."""
     from scipy.optimize import minimize  # deferred: only who makes a calibration needs it
 
-    start = Calibration(within=within)
+    start = Calibration(within=min(max(within, 0.0), 1.0))
     scaled = [(start.similarities(one.cosines, one.counts), one) for one in tasks]
+    margins = [Margins(similarities, one.answers) for similarities, one in scaled]
 
     def with_scale(a: float, b: float, log_c: float) -> Calibration:
-        return replace(start, log_scale=a, by_classes=b, by_shots=math.exp(min(log_c, SHARPEST)))
+        a, b = (float(np.clip(number, -SHARPEST, SHARPEST)) for number in (a, b))
+        return replace(start, log_scale=a, by_classes=b, by_shots=math.exp(min(log_c, math.log(LARGEST))))
 
     def loss(numbers: np.ndarray) -> float:
         tried = with_scale(*numbers.tolist())
         scales = [tried.scale(one.cosines.shape[1], one.shots) for one in tasks]
-        return float(np.mean([_loss(s, one.answers, k) for k, (s, one) in zip(scales, scaled, strict=True)]))
+        return float(np.mean([one.loss(scale) for one, scale in zip(margins, scales, strict=True)]))
 
     found = minimize(loss, np.array([start.log_scale, 0.0, 0.0]), method="Nelder-Mead").x
     features, known = [], []
@@ -163,13 +187,18 @@ def fit(tasks: list[Asked], within: float) -> Calibration:
     return replace(with_scale(*found.tolist()), known=tuple(weights.tolist()))
 
 
-def fit_logistic(features: np.ndarray, answers: np.ndarray, prior: np.ndarray, trust: np.ndarray) -> np.ndarray:
-    """Weights of a logistic regression that stay near `prior`, give or take `trust`: by Newton's method."""
+def fit_logistic(
+    features: np.ndarray, answers: np.ndarray, prior: np.ndarray, trust: np.ndarray, worth: np.ndarray | float = 1.0
+) -> np.ndarray:
+    """Weights of a logistic regression that stay near `prior`, give or take `trust`: by Newton's method.
+
+    Rows may be worth more or less than others.
+    """
     weights, precision = prior.copy(), np.diag(1 / trust**2)
     for _ in range(50):
         chances = sigmoid(features @ weights)
-        slope = features.T @ (chances - answers) + precision @ (weights - prior)
-        curve = (features * (chances * (1 - chances))[:, None]).T @ features + precision
+        slope = features.T @ (worth * (chances - answers)) + precision @ (weights - prior)
+        curve = (features * (worth * chances * (1 - chances))[:, None]).T @ features + precision
         step = np.linalg.solve(curve, slope)
         weights = weights - np.clip(step, -5, 5)
         if np.abs(step).max() < 1e-8:
@@ -206,27 +235,37 @@ def _is_moderate(number: Any) -> bool:
     return type(number) in (int, float) and -LARGEST <= number <= LARGEST
 
 
-def _loss(similarities: np.ndarray, answers: np.ndarray, scale: float) -> float:
-    """The mean negative log-likelihood of the right answers."""
-    logits = scale * similarities
-    top = logits.max(axis=1)
-    total = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
-    return float((total - logits[np.arange(len(answers)), answers]).mean())
+class Margins:
+    """How far ahead of the right answer each class is: what the likelihood of the answers depends on."""
+
+    def __init__(self, similarities: np.ndarray, answers: np.ndarray) -> None:
+        ahead = (similarities - similarities[np.arange(len(answers)), answers][:, None]).T
+        self._best = ahead.max(axis=0)
+        self._behind = np.ascontiguousarray(ahead - self._best)  # (N, q): sums over N are faster this way
+
+    def loss(self, scale: float) -> float:
+        """The mean negative log-likelihood of the right answers, by a softmax of scale * similarities."""
+        return float((scale * self._best + np.log(np.exp(scale * self._behind).sum(axis=0))).mean())
 
 
 def best_scale(one: Asked) -> float:
     """The scale that makes the right answers of tasks of one shape likeliest."""
     scales = np.exp(np.linspace(math.log(0.5), math.log(200.0), 241))
-    return float(scales[int(np.argmin([_loss(one.cosines, one.answers, scale) for scale in scales]))])
+    margins = Margins(one.cosines, one.answers)
+    low, high = 0, len(scales) - 1
+    while low < high:  # the loss is convex: it falls, then rises
+        middle = (low + high) // 2
+        if margins.loss(scales[middle]) <= margins.loss(scales[middle + 1]):
+            high = middle
+        else:
+            low = middle + 1
+    return float(scales[low])
 
 
 def _best_shift(similarities: np.ndarray, answers: np.ndarray, scale: float, trust: float) -> float:
     """By how much the logarithm of the scale is best moved, the less the fewer examples say so."""
-    shifts = np.linspace(-3, 3, 121)
-    losses = [
-        len(answers) * _loss(similarities, answers, scale * math.exp(shift)) + (shift / trust) ** 2 / 2
-        for shift in shifts
-    ]
+    shifts, margins = np.linspace(-3, 3, 121), Margins(similarities, answers)
+    losses = [len(answers) * margins.loss(scale * math.exp(s)) + (s / trust) ** 2 / 2 for s in shifts]
     return float(shifts[int(np.argmin(losses))])
 
 

@@ -23,9 +23,10 @@ from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fastweights.classifier import files
+from fastweights.classifier.answers import SURE, Answer, answers
 from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.encoders import encoder_of
-from fastweights.classifier.errors import InputError
+from fastweights.classifier.errors import Contradiction, InputError
 from fastweights.classifier.inputs import as_items, as_list, name_of
 from fastweights.classifier.memory import Label, Memory, listed
 from fastweights.classifier.models import Model
@@ -35,14 +36,13 @@ from fastweights.data.ink import Look
 from fastweights.utils.console import bars
 from fastweights.utils.progress import Report, silent
 
-SURE = 0.5
-"""Queries that belong to one of the classes with less probability than this are "none of these"."""
 MANY = 1000
 """From so many pictures on there is a progress bar, where somebody sits at a terminal."""
 FEW = 200
 """Up to so many examples a calibration is refined anew after every change."""
 SAME = 1 - 1e-6
 """Keys whose cosine is larger are of the same picture."""
+NOTHING_LEFT = "all classes have been forgotten; add some examples first."
 WRONG_KIND = 0.3
 """The share of pictures of the wrong kind from which on there is a warning."""
 
@@ -83,17 +83,34 @@ class Explanation:
     """The next likely classes and their probabilities."""
 
 
+@dataclass(frozen=True)
+class CalibratedOn:
+    """The labelled inputs that a classifier was calibrated on."""
+
+    items: int
+    """Of its classes."""
+    strangers: int
+    """Of none of them."""
+    right: float
+    """The share of the items that are answered rightly."""
+    confidence: float
+    """The mean confidence of these answers."""
+
+
 class Refined:
     """A model's calibration, refined on the examples of a memory when it is first needed.
 
-    Again when the memory has grown or shrunk by a tenth: on a large one that takes longer than adding an example.
+    Again when the memory has grown or shrunk by a tenth: on a large one that takes longer than adding an example. One
+    that was set on labelled items stays as it is.
     """
 
-    def __init__(self, given: Calibration | None) -> None:
-        self.given = given
+    def __init__(self, given: Calibration | None, fixed: Calibration | None = None) -> None:
+        self.given, self.fixed = given, fixed
         self._size, self._calibration = 0, Calibration()
 
     def of(self, memory: Memory) -> Calibration:
+        if self.fixed is not None:
+            return self.fixed
         with memory.unchanged():
             size = len(memory)
             if not 0.9 <= self._size / size <= 1.1:
@@ -107,28 +124,42 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     Parameters
     ----------
-    model : the name of a shipped model (drawings, photos), the path of a model or of a run, or a learner; None for
+    model
+        The name of a shipped model (drawings, photos), the path of a model or of a run, or a learner; None for
         embeddings, arrays (examples, features), as input. An adapter, that `train --embeddings` made, takes embeddings,
         too, or stands above an encoder.
-    encoder : a function of a list of items (pictures, texts, anything) that returns a vector for each, or an
-        `nn.Module`, or both by name, my_file.py:function.
-    prepare : what makes of one item what the encoder takes: a transform.
-    device : where the model computes: cpu, cuda.
-    errors : what to do about files that cannot be read: "raise", or "skip" them with a warning; skipped queries are
-        answered None.
-    cache : a folder in which an encoder's vectors are kept by content, so that it is asked once per item.
-    half_life : days after which an example weighs half as much as a new one; None for never.
-    limit : examples that a class keeps, the newest; or a mapping of some classes to such numbers.
-    audit : whether to keep a log of what is added and forgotten, `audit_`.
-    progress : whether to show a progress bar; None for long work at a terminal only. Or a function that is told what is
-        being done, how much of it is done, and how much there is.
+    encoder
+        A function of a list of items (pictures, texts, anything) that returns a vector for each, or an `nn.Module`, or
+        both by name, my_file.py:function.
+    prepare
+        What makes of one item what the encoder takes: a transform.
+    device
+        Where the model computes: cpu, cuda.
+    errors
+        What to do about files that cannot be read: "raise", or "skip" them with a warning; skipped queries are answered
+        None.
+    cache
+        A folder in which an encoder's vectors are kept by content, so that it is asked once per item.
+    half_life
+        Days after which an example weighs half as much as a new one; None for never.
+    limit
+        Examples that a class keeps, the newest; or a mapping of some classes to such numbers.
+    audit
+        Whether to keep a log of what is added and forgotten, `audit_`.
+    progress
+        Whether to show a progress bar; None for long work at a terminal only. Or a function that is told what is being
+        done, how much of it is done, and how much there is.
 
     Attributes
     ----------
-    classes_ : the names of the classes, as columns of `predict_proba`.
-    memory_ : the associative memory.
-    reading_ : what was noticed when pictures were read last.
-    audit_ : what was added and forgotten and when, if that was asked for.
+    classes_
+        The names of the classes, as columns of `predict_proba`.
+    memory_
+        The associative memory.
+    reading_
+        What was noticed when pictures were read last.
+    audit_
+        What was added and forgotten and when, if that was asked for.
     """
 
     def __init__(
@@ -238,10 +269,50 @@ class Classifier(ClassifierMixin, BaseEstimator):
             if name.isdecimal() and name in taken:  # a number that this one gave away, too
                 names[place], number = str(number), number + 1
         with mine.unchanged():
-            if not self._sight.takes_arrays:
-                self._refuse_contradictions(keys, labels, names)
-            self._bind(keys, labels, names, times)
+            new_ones = self._new_ones(keys, labels, names)
+            labels, names = [labels[place] for place in new_ones], [names[place] for place in new_ones]
+            self._bind(keys[new_ones], labels, names, None if times is None else [times[i] for i in new_ones])
             mine.next_number = max(mine.next_number, number)
+        return self
+
+    def calibrate(self, X: Any, y: Any = None) -> Self:
+        """Set how sure to be, and from where on it is "none of these", on labelled inputs other than the examples.
+
+        A mapping of names to inputs, or inputs X with labels y. Those whose label is none of the classes are strangers.
+        Without this the examples themselves are asked, each without itself. What is set stays until the next `fit`.
+        """
+        check_is_fitted(self, "memory_")
+        inputs, labels, _ = self._examples(X, y, self._sight, reset=False)
+        keys, read = self._encoded(inputs)
+        self._fit_width(keys)
+        labels = [labels[int(place)] for place in np.flatnonzero(read)]
+        memory = self.memory_
+        with memory.unchanged():
+            if memory.classes < 2:
+                raise InputError("with fewer than two classes there is nothing to be sure about; add another first.")
+            new = np.ones(len(keys), bool)
+            new[[place for _, place in self._same(keys)]] = False
+            if not new.all():
+                of = f"{(~new).sum()} of {len(new)} {self._sight.item}s"
+                warnings.warn(
+                    f"{of} are examples, which say nothing of how sure to be, and were left out.", stacklevel=2
+                )
+            numbers = {label: number for number, label in enumerate(memory.labels)}
+            answers = np.array([numbers.get(label, -1) for label in labels], int)[new]
+            if not (answers >= 0).any():
+                raise InputError(
+                    f"none of the labels is among the classes ({listed(memory.labels)}), or all are of examples; give "
+                    f"other {self._sight.item}s of these classes."
+                )
+            given = self._refined.given
+            self._stream.calibration = (given or Calibration()).set_on(
+                memory, keys[new], answers, trusted=given is not None
+            )
+            self._refined = Refined(given, self._stream.calibration)
+            chances = self._stream.calibration.probabilities(memory.cosines(keys[new][answers >= 0]), memory.shots)
+        own = answers[answers >= 0]
+        right, sure = float((chances.argmax(1) == own).mean()), float(chances.max(1).mean())
+        self.calibrated_ = CalibratedOn(len(own), len(answers) - len(own), right, sure)
         return self
 
     # Answering
@@ -279,19 +350,54 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def explain(self, X: Any, top: int = 3) -> list[Explanation]:
         """Of each input the answer, the examples that spoke for it, and the next likely classes."""
+        explanations = []
+        for answer in self.predict_keys(self.encode(X), top + 1, top):
+            best, *rest = answer.likely
+            others = tuple((one.label, one.probability) for one in rest)
+            explanations.append(Explanation(best.label, best.probability, answer.known, answer.examples, others))
+        return explanations
+
+    # By keys, for those who encode elsewhere, or earlier
+
+    def encode(self, X: Any) -> np.ndarray:
+        """The unit keys of inputs (n, D): what `add_keys` and `predict_keys` take."""
         keys, answered = self._keys(X)
         if not answered.all():
             raise InputError("some of the inputs cannot be read; ask for those that can.")
-        memory, explanations = self.memory_, []
+        return keys
+
+    def predict_keys(self, keys: np.ndarray, top: int | None = None, spoke: int = 3) -> list[Answer]:
+        """Of each key the answer: the `top` likeliest classes, all by default, and the examples that spoke for it."""
+        check_is_fitted(self, "memory_")
+        self._check_width(keys)
+        memory = self.memory_
         with memory.unchanged():
-            cosines, labels, counts, calibration = self._answers(keys)
-            chances, known = calibration.probabilities(cosines, counts), calibration.knowns(cosines, counts)
-            for key, row, sure in zip(keys, chances, known, strict=True):
-                order = np.argsort(-row, kind="stable")
-                examples = tuple(memory.contributions(key, memory.labels[order[0]])[:top])
-                others = tuple((labels[place], float(row[place])) for place in order[1 : top + 1])
-                explanations.append(Explanation(labels[order[0]], float(row[order[0]]), float(sure), examples, others))
-        return explanations
+            if not memory.classes:
+                raise InputError(NOTHING_LEFT)
+            return answers(memory, self._refined.of(memory), keys, top, spoke)
+
+    def add_keys(
+        self, keys: np.ndarray, labels: Sequence[Any], names: Sequence[str] | None = None, when: Any = None
+    ) -> Self:
+        """Add examples of which the keys are known, in place, in this order; `when` as in `partial_fit`."""
+        check_is_fitted(self, "memory_")
+        plain, times = [_plain(label) for label in labels], self._times(when, len(keys))
+        with self.memory_.unchanged():
+            first = self.memory_.next_number
+            called = [str(first + place) for place in range(len(keys))] if names is None else list(names)
+            self.check_keys(keys, plain, called)
+            self._fit_width(keys)
+            self._bind(keys, plain, called, times)
+        return self
+
+    def check_keys(self, keys: np.ndarray, labels: Sequence[Any], names: Sequence[str]) -> None:
+        """Refuse what `add_keys` would refuse, and change nothing."""
+        check_is_fitted(self, "memory_")
+        if not len(keys) == len(labels) == len(names):
+            raise InputError(f"{len(keys)} keys came with {len(labels)} labels and {len(names)} names; give one each.")
+        self._check_width(keys)
+        if not self._sight.takes_arrays:
+            self._repeated(keys, labels, names)
 
     # Keeping
 
@@ -314,22 +420,26 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """Read what `save` wrote. A learner or encoder of one's own, which is not stored along, has to be given."""
         given = None if encoder is None else encoder_of(encoder, prepare)
         stored = files.read(path, model, device, given)
+        asked = encoder if stored.encoder is not None and stored.encoder is given else stored.encoder
+        made = cls.of_stored(stored, encoder=asked, prepare=prepare, device=device, **options)
+        if made.half_life != stored.stream.half_life:
+            half_life = stored.stream.half_life
+            raise InputError(f"{path} has the half-life {half_life}, which cannot change; learn it again.")
+        return made
+
+    @classmethod
+    def of_stored(cls, stored: files.Stored, **options: Any) -> Self:
+        """A classifier of what a file holds, or of the same from elsewhere: a memory, and how it sees."""
         sight, stream = stored.sight, stored.stream
         seen_by = sight.model or sight.adapter
         shown: Any = sight.model.name if sight.model is not None and sight.model.shipped else seen_by
         kept = {"half_life": stream.half_life, "limit": stream.limit, "audit": stream.audit is not None}
-        made = cls(
-            shown,
-            encoder=encoder if sight.encoder is not None and sight.encoder is given else sight.encoder,
-            prepare=prepare,
-            device=device,
-            **{**kept, **options},
-        )
-        if made.half_life != stream.half_life:
-            raise InputError(f"{path} has the half-life {stream.half_life}, which cannot change; learn it again.")
+        made = cls(shown, **{"encoder": sight.encoder, **kept, **options})
         made._see(sight)
         made.memory_ = stored.memory
-        made._stream = Stream(made.half_life, made.limit, (stream.audit or []) if made.audit else None)
+        audit = (stream.audit or []) if made.audit else None
+        made._stream = Stream(made.half_life, made.limit, audit, stream.calibration)
+        made._refined = Refined(sight.calibration, stream.calibration)
         if sight.takes_arrays:
             made.n_features_in_ = stored.memory.width if sight.adapter is None else sight.adapter.inputs
         made._changed()
@@ -443,9 +553,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         when: Any = None,
     ) -> None:
         """Bind inputs to labels; `new` is the order in which classes appear that were not there."""
-        if when is not None and self._stream.half_life is None:
-            raise InputError("when= says how old examples are, which counts where they fade; set half_life, too.")
-        times = None if when is None else seconds(when, len(inputs))
+        times = self._times(when, len(inputs))
         first = self.memory_.next_number
         names = [name_of(one, first + i) for i, one in enumerate(inputs)] if names is None else list(names)
         if len(names) != len(inputs):
@@ -458,21 +566,33 @@ class Classifier(ClassifierMixin, BaseEstimator):
             if label not in there and label not in self.memory_.labels:
                 raise InputError(f"none of the examples of {label!r} can be read; give others, or leave it out.")
         self._fit_width(keys)
-        if not self._sight.takes_arrays:
-            self._refuse_contradictions(keys, labels, names)
+        new_ones = self._new_ones(keys, labels, names)
+        keys, kept = keys[new_ones], kept[new_ones]
+        labels, names = [labels[place] for place in new_ones], [names[place] for place in new_ones]
         order = {label: place for place, label in enumerate(new)}
         by_class = sorted(range(len(labels)), key=lambda place: order[labels[place]])
         sorted_times = None if times is None else [times[int(kept[place])] for place in by_class]
         self._bind(keys[by_class], [labels[i] for i in by_class], [names[i] for i in by_class], sorted_times)
 
+    def _times(self, when: Any, count: int) -> list[float] | None:
+        if when is not None and self._stream.half_life is None:
+            raise InputError("when= says how old examples are, which counts where they fade; set half_life, too.")
+        return None if when is None else seconds(when, count)
+
     def _fit_width(self, keys: np.ndarray) -> None:
         """Refuse keys of another width than the memory's, which the first keys of an encoder determine."""
         if not self.memory_.width and len(keys):
             self.memory_ = self._stream.memory(keys.shape[1])
-        if len(keys) and keys.shape[1] != self.memory_.width:
+        self._check_width(keys)
+
+    def _check_width(self, keys: np.ndarray) -> None:
+        held = self.memory_.width
+        if held and len(keys) and keys.shape[1] != held:
+            by = "" if self._sight.takes_arrays else f"the encoder {self._sight.name} gives "
+            what = "the embeddings" if self._sight.takes_arrays else "the encoder"
             raise InputError(
-                f"the encoder {self._sight.name} gives vectors of width {keys.shape[1]}, but the memory holds keys of "
-                f"{self.memory_.width}; give the encoder that it was made with, or learn anew."
+                f"{by}vectors of width {keys.shape[1]}, but the memory holds keys of {held}; give {what} that it was "
+                "made with, or learn anew."
             )
 
     def _bind(
@@ -493,24 +613,50 @@ class Classifier(ClassifierMixin, BaseEstimator):
             trimmed = self._stream.trim(memory, list(by_label))
             self._changed(grown=not trimmed)
 
-    def _refuse_contradictions(self, keys: np.ndarray, labels: Sequence[Label], names: Sequence[str]) -> None:
-        """Refuse a picture that was shown before, or is shown now, under another name."""
+    def _new_ones(self, keys: np.ndarray, labels: Sequence[Label], names: Sequence[str]) -> list[int]:
+        """The places of what is worth adding: the same picture again, of the same class, says nothing new.
+
+        Embeddings may well be alike, and where examples fade, one that is seen again counts.
+        """
+        everything = list(range(len(keys)))
+        if self._sight.takes_arrays:
+            return everything
+        repeated = self._repeated(keys, labels, names)
+        if not repeated or isinstance(self.memory_, FadingMemory):
+            return everything
+        again = listed([names[place] for place in sorted(repeated)], 3)
+        of = f"{len(repeated)} of {len(keys)} {self._sight.item}{'s' * (len(keys) > 1)}"
+        warnings.warn(f"{again}: left out, the same as another of its class, {of}.", stacklevel=4)
+        return [place for place in everything if place not in repeated]
+
+    def _repeated(self, keys: np.ndarray, labels: Sequence[Label], names: Sequence[str]) -> set[int]:
+        """The places of what was shown before, or is shown twice now; under another name, it is refused."""
         seen: dict[bytes, int] = {}
+        again = set()
         for place, key in enumerate(keys):
             twin = seen.setdefault(hashlib.sha1(key.tobytes(), usedforsecurity=False).digest(), place)
             if labels[twin] != labels[place]:
                 self._contradicted(names[twin], labels[twin], names[place], labels[place])
+            if twin != place:
+                again.add(place)
         memory = self.memory_
-        for start in range(0, len(memory), 4096):
-            known = memory.keys[start : start + 4096]
+        for old, new in self._same(keys):
+            label = memory.labels[memory.class_of[old]]
+            if label != labels[new]:
+                self._contradicted(memory.names[old], label, names[new], labels[new])
+            again.add(new)
+        return again
+
+    def _same(self, keys: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Pairs of places, of an example of the memory and of a key that is the same."""
+        for start in range(0, len(self.memory_), 4096):
+            known = self.memory_.keys[start : start + 4096]
             for old, new in zip(*np.nonzero(known @ keys.T > SAME), strict=True):
-                label = memory.labels[memory.class_of[start + old]]
-                if label != labels[new]:
-                    self._contradicted(memory.names[start + old], label, names[new], labels[new])
+                yield int(start + old), int(new)
 
     def _contradicted(self, one: str, label: Label, other: str, another: Label) -> None:
         same = f"{one} and {other} are the same {self._sight.item}" if one != other else f"{one} is shown twice"
-        raise InputError(f"{same}, under the names {label} and {another}; keep one of them.")
+        raise Contradiction(f"{same}, under the names {label} and {another}; keep one of them.", label)
 
     def _encoded(self, inputs: Any, labels: Sequence[Label] | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Unit keys of the inputs that could be read, and which these are."""
@@ -555,7 +701,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         memory = self.memory_
         with memory.unchanged():
             if not memory.classes:
-                raise InputError("all classes have been forgotten; add some examples first.")
+                raise InputError(NOTHING_LEFT)
             return memory.cosines(keys), self.classes_, memory.shots.copy(), self._refined.of(memory)
 
     def _changed(self, *, grown: bool = False) -> None:
@@ -567,7 +713,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         else:
             self.classes_ = _as_array(self.memory_.labels)
         if len(self.memory_) < FEW:
-            self._refined = Refined(self._refined.given)
+            self._refined = Refined(self._refined.given, self._stream.calibration)
 
     @contextmanager
     def _report(self, count: int) -> Iterator[Report]:

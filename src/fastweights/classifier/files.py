@@ -29,9 +29,11 @@ from fastweights.classifier.models import Model, find_model, seeing_keys, shippe
 from fastweights.classifier.sight import Sight
 from fastweights.classifier.streams import FadingMemory, Stream
 from fastweights.classifier.texts import NAME, hashed_texts, text_model
-from fastweights.learners.registry import SYSTEMS, LearnerSettings, build_learner
-from fastweights.learners.saved import fill, fingerprint
+from fastweights.learners.registry import SYSTEMS, LearnerSettings
+from fastweights.learners.saved import FORMAT as OF_MODELS
+from fastweights.learners.saved import UNDIGESTED, built_for, fill, fingerprint
 from fastweights.utils.devices import find_device
+from fastweights.utils.digests import parse_written
 from fastweights.utils.errors import UserError
 from fastweights.utils.files import replacing
 
@@ -95,12 +97,14 @@ def read(path: Path | str, model: Any = None, device: str = "cpu", encoder: Enco
     tensors, metadata = _opened(path)
     if metadata.get("format") != FORMAT:
         known = metadata.get("format", "")
-        version = "a model, not a classifier" if known == "fastweights-1" else "of another version of fastweights"
-        raise InputError(f"{path} is {version}; make one with `fastweights learn`.")
+        is_model = known in (OF_MODELS, UNDIGESTED)
+        what = "a model, not a classifier" if is_model else "of another version of fastweights"
+        raise InputError(f"{path} is {what}; make one with `fastweights learn`.")
     if metadata.get("digest") != _digest(tensors, metadata.get("classifier", "")):
         raise InputError(f"{path} is damaged: its contents do not match their digest; restore it from a copy.")
     try:
-        header = json.loads(metadata["classifier"])
+        header = parse_written(metadata["classifier"])
+        _check_names(tensors, header)
         stream, times = streams.from_json(header.get("stream", {}), len(header["examples"]))
         memory = _memory_in(tensors, header, stream, times)
         encoded = _encoder_in(path, tensors, header["model"], encoder, device)
@@ -112,7 +116,7 @@ def read(path: Path | str, model: Any = None, device: str = "cpu", encoder: Enco
     except UserError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IndexError, OverflowError) as error:
-        raise InputError(f"{path} contradicts itself ({error}); restore it from a copy.") from None
+        raise InputError(f"{path} contradicts itself ({error!s:.200}); restore it from a copy.") from None
     return Stored(found, memory, encoded, adapter, stream)
 
 
@@ -125,8 +129,17 @@ def _opened(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is cut off or no classifier ({error}); restore it from a copy.") from None
+    except (SafetensorError, OSError, ValueError, RuntimeError, AttributeError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is cut off or no classifier ({error!s:.200}); restore it from a copy.") from None
+
+
+def _check_names(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Refuse tensors that nobody would look at."""
+    stored = ("model.",) if header["model"]["kind"] in ("stored", "text-model") else ()
+    known = (*stored, *(("adapter.",) if "adapter" in header else ()))
+    for name in tensors:
+        if name not in ("memory.keys", "memory.class_of") and not name.startswith(known):
+            raise ValueError(f"there is something called {name:.80}")
 
 
 def _memory_in(
@@ -256,16 +269,10 @@ def _model_in(
 
 
 def _built(settings: LearnerSettings, weights: Mapping[str, Tensor], path: Path) -> Any:
-    """A learner, once its settings are known to fit the weights: nothing of the size they claim is made before."""
-    claimed, most = settings.to_json(), sum(tensor.numel() for tensor in weights.values())
-    numbers = [n for value in claimed.values() for n in (value if isinstance(value, tuple) else (value,))]
-    if any(isinstance(n, int) and n > most for n in numbers) or claimed.get("layers", 0) > len(weights):
-        raise ValueError("its settings claim more than there are weights")
-    with torch.device("meta"):
-        wanted = {name: (t.shape, t.dtype) for name, t in build_learner(settings).state_dict().items()}
-    if wanted != {name: (t.shape, t.dtype) for name, t in weights.items()}:
+    """A learner with these weights, which were stored as they were."""
+    learner = built_for(settings, dict(weights), path)
+    if any(weights[name].dtype != own.dtype for name, own in learner.state_dict().items()):
         raise ValueError("its weights are not those of its model")
-    learner = build_learner(settings)
     fill(learner, dict(weights), path)
     return seeing_keys(learner.eval().requires_grad_(False))
 
@@ -287,6 +294,6 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
-        digest.update(f"\0{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(f"\0{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode("utf-8", "surrogatepass"))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

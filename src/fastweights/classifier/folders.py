@@ -11,7 +11,9 @@ from fastweights.classifier.errors import InputError
 from fastweights.data import ink
 from fastweights.data.images import SUFFIXES, opened
 from fastweights.data.own import eight_bit
+from fastweights.data.sources import LARGEST_FILE
 from fastweights.utils.errors import UserError
+from fastweights.utils.reading import read_plain
 
 LOOKED_AT = 60
 """Pictures looked at to tell drawings from photographs."""
@@ -82,6 +84,6 @@ def kind_of_pictures(pictures: Sequence[Path]) -> str:
 def _look(picture: Path) -> ink.Look:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, about tags and sizes
-        with opened(picture.read_bytes(), str(picture)) as image:
+        with opened(read_plain(picture, LARGEST_FILE), str(picture)) as image:
             image.draft("RGB", (2 * ink.LARGEST, 2 * ink.LARGEST))
             return ink.look(eight_bit(ImageOps.exif_transpose(image), str(picture)))

@@ -16,8 +16,9 @@ from PIL import Image, ImageOps
 from fastweights.classifier.errors import InputError
 from fastweights.data import ink
 from fastweights.data.images import UNREADABLE, opened
-from fastweights.data.own import as_pixels, eight_bit
+from fastweights.data.own import LARGEST_SIDE, as_pixels, eight_bit
 from fastweights.utils.errors import UserError
+from fastweights.utils.reading import read_plain
 
 PREPARATIONS = ("ink", "picture")
 BATCH = 256
@@ -25,8 +26,6 @@ BATCH = 256
 THREADS = 4
 LARGEST_FILE = 200_000_000
 """Bytes of a file; larger ones are no pictures."""
-LARGEST_SIDE = 4096
-"""Pixels; no model sees larger pictures."""
 
 
 @dataclass(frozen=True)
@@ -161,19 +160,15 @@ def seen(one: Any, prepare: Preparation, name: str) -> Seen:
 def contents(path: Path) -> bytes:
     """The bytes of a picture's file."""
     try:
-        if not path.is_file():
-            what = "is no plain file; name a picture" if path.exists() else "does not exist; name a picture"
-            what = "is a folder; name its pictures" if path.is_dir() else what
-            raise InputError(f"{path} {what}.")
-        if path.stat().st_size > LARGEST_FILE:
-            raise InputError(f"{path} is too large for a picture; remove it.")
-        return path.read_bytes()
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; name its pictures.")
+        return read_plain(path, LARGEST_FILE)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; name a picture.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); name a picture.") from None
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise InputError(f"{str(path)!r} is no name of a file ({error}); name a picture.") from None
+    except UserError as error:
+        raise InputError(str(error)) from None
 
 
 def _picture_of(array: Any, name: str) -> Image.Image:

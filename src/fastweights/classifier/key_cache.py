@@ -1,13 +1,14 @@
 """Vectors of a slow encoder, kept on disk by the content of what they are of: asked once, not once per program.
 
 One SQLite file in a folder, which several processes may use at once. An entry is named by a digest of the encoder and
-of the item; items whose content cannot be told (objects of kinds unknown here) are not kept.
+of the item; items whose content cannot be told (objects of kinds unknown here) are not kept. An entry whose own digest
+says that it is damaged is as good as none: the encoder is asked again.
 """
 
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ import numpy as np
 from PIL import Image
 
 from fastweights.classifier.errors import InputError
+from fastweights.data.sources import LARGEST_FILE
+from fastweights.utils.digests import digest_of
+from fastweights.utils.errors import UserError
+from fastweights.utils.reading import read_plain
 
 FILE = "vectors.sqlite"
 WAIT = 60.0
@@ -41,14 +46,17 @@ class KeyCache:
             for first in range(0, len(wanted), AT_ONCE):
                 some = wanted[first : first + AT_ONCE]
                 marks = ",".join("?" * len(some))
-                for name, data in store.execute(f"SELECT name, vector FROM vectors WHERE name IN ({marks})", some):
-                    found[name] = np.frombuffer(data, "<f4")
+                for row in store.execute(f"SELECT name, vector, digest FROM vectors WHERE name IN ({marks})", some):
+                    vector = _vector_in(*row)
+                    if vector is not None:
+                        found[row[0]] = vector
         return found
 
     def keep(self, vectors: Mapping[bytes, np.ndarray]) -> None:
-        rows = [(name, np.asarray(vector, "<f4").tobytes()) for name, vector in vectors.items()]
+        data = {name: np.asarray(vector, "<f4").tobytes() for name, vector in vectors.items()}
+        rows = [(name, vector, digest_of([name, vector])) for name, vector in data.items()]
         with self._open() as store:
-            store.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
+            store.executemany("INSERT OR REPLACE INTO vectors (name, vector, digest) VALUES (?, ?, ?)", rows)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -57,12 +65,31 @@ class KeyCache:
             store = sqlite3.connect(self.path, timeout=WAIT)
             try:
                 with store:
-                    store.execute("CREATE TABLE IF NOT EXISTS vectors (name BLOB PRIMARY KEY, vector BLOB)")
+                    _make_table(store)
                     yield store
             finally:
                 store.close()
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError, OverflowError) as error:
             raise InputError(f"the cache {self.path} cannot be used ({error}); delete it, or name another.") from None
+
+
+def _make_table(store: sqlite3.Connection) -> None:
+    """Have a table; one of an older version, without digests, is given a column for them."""
+    store.execute("CREATE TABLE IF NOT EXISTS vectors (name BLOB PRIMARY KEY, vector BLOB, digest TEXT)")
+    columns = [column[1] for column in store.execute("PRAGMA table_info(vectors)")]
+    if "digest" not in columns:
+        with suppress(sqlite3.OperationalError):  # another process was faster
+            store.execute("ALTER TABLE vectors ADD COLUMN digest TEXT")
+
+
+def _vector_in(name: Any, data: Any, digest: Any) -> np.ndarray | None:
+    """The vector of an entry; None where it is damaged. Entries of older versions have no digest."""
+    if not isinstance(data, bytes) or not data or len(data) % 4:
+        return None
+    if digest is not None and digest != digest_of([name, data]):
+        return None
+    vector = np.frombuffer(data, "<f4")
+    return vector if np.isfinite(vector).all() else None
 
 
 def content_of(one: Any) -> bytes | None:
@@ -71,8 +98,8 @@ def content_of(one: Any) -> bytes | None:
         one = one.detach().cpu().numpy()
     if isinstance(one, Path):
         try:
-            return hashlib.sha256(b"file" + one.read_bytes()).digest()
-        except OSError:
+            return hashlib.sha256(b"file" + read_plain(one, LARGEST_FILE)).digest()
+        except (OSError, UserError):
             return None  # it is refused, with a sentence, when it is read
     if isinstance(one, str):
         return hashlib.sha256(b"text" + one.encode("utf-8", "surrogatepass")).digest()

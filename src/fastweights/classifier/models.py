@@ -21,7 +21,7 @@ from fastweights.classifier.inputs import PREPARATIONS, Preparation
 from fastweights.classifier.memory import unit
 from fastweights.classifier.texts import text_model
 from fastweights.learners.base import KeyLearner, Learner
-from fastweights.learners.saved import MODEL, Saved, fingerprint, load, load_learner
+from fastweights.learners.saved import MODEL, Saved, fingerprint, learner_in, load, load_learner, settings_in
 from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError, did_you_mean
 
@@ -88,7 +88,7 @@ def find_text_model(model: Any, device: str = "cpu") -> Encoder | None:
     if path is None or not _exists(path):
         return None
     try:
-        if not load(path / MODEL if path.is_dir() else path).learner.vocabulary:
+        if not settings_in(path / MODEL if path.is_dir() else path).vocabulary:
             return None
         learner, saved = load_learner(path, find_device(device))
         return text_model_of(learner, saved, str(model))
@@ -125,7 +125,8 @@ def _verified(name: str) -> Path:
 
 def _of_file(path: Path, device: str, name: str, *, shipped: bool = False) -> Model:
     try:
-        learner, saved = load_learner(path, find_device(device))
+        saved = load(path / MODEL if path.is_dir() else path, verified=shipped)
+        learner = learner_in(saved, device)
     except InputError:
         raise
     except UserError as error:

@@ -38,6 +38,8 @@ TASKS = 300
 UNEQUAL = (1, 1, 2, 3, 3)
 """Numbers of examples, of which an accuracy is reported beside that of one each."""
 BATCH = 512
+AT_ONCE = 2**24
+"""Numbers gathered at a time."""
 HALVES = 40
 """Random halves of the held-out classes that say how much scales differ from classes to classes."""
 MOST_ITEMS = 100
@@ -80,14 +82,22 @@ def asked(
         raise InputError(f"too few held-out classes or items to measure {way} classes on; have at least {wanted}.")
     rng = np.random.default_rng([seed, way, shots])
     among = np.arange(items.classes) if among is None else among
+    members = np.stack(
+        [_members(rng, items, among[places], shots + QUERIES) for places in _draws(rng, len(among), 2 * way, tasks)]
+    )
     cosines, strangers = [], []
-    for places in _draws(rng, len(among), 2 * way, tasks):
-        members = _members(rng, items, among[places], shots + QUERIES)
-        sums = unit(keys[members[:way, :shots]].sum(1))
-        cosines.append(keys[members[:way, shots:].reshape(-1)] @ sums.T)
-        strangers.append(keys[members[way:, shots:].reshape(-1)] @ sums.T)
+    for some in np.array_split(members, min(tasks, -(-members.size * keys.shape[1] // AT_ONCE))):
+        sums = unit(keys[some[:, :way, :shots]].sum(2)).transpose(0, 2, 1)
+        known, unknown = (keys[part].reshape(len(some), -1, keys.shape[1]) for part in _queries(some, way, shots))
+        cosines.append((known @ sums).reshape(-1, way))
+        strangers.append((unknown @ sums).reshape(-1, way))
     answers = np.tile(np.repeat(np.arange(way), QUERIES), tasks)
     return Asked(shots, np.concatenate(cosines), answers, np.concatenate(strangers))
+
+
+def _queries(members: np.ndarray, way: int, shots: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of the classes of tasks, and of as many others."""
+    return members[:, :way, shots:], members[:, way:, shots:]
 
 
 def _draws(rng: np.random.Generator, classes: int, wanted: int, tasks: int) -> Iterator[np.ndarray]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.memory import Label, Memory, unit
 
@@ -120,7 +121,7 @@ class FadingMemory(Memory):
 
 @dataclass
 class Stream:
-    """What was chosen about a stream."""
+    """What was chosen about a stream of examples, and about the answers from it."""
 
     half_life: float | None = None
     """Days."""
@@ -128,6 +129,8 @@ class Stream:
     """Examples that a class keeps, the newest; or those of some classes by name."""
     audit: list[dict[str, Any]] | None = field(default=None)
     """What was added and forgotten; None where nobody wants to know."""
+    calibration: Calibration | None = None
+    """How sure to be, where that was set on labelled items; None where the examples themselves say so."""
 
     def __post_init__(self) -> None:
         if self.half_life is not None and not (_is_number(self.half_life) and 0 < self.half_life < 1e6):
@@ -167,7 +170,8 @@ class Stream:
         chosen = {"half_life": self.half_life, "limit": limit, "audit": self.audit}
         chosen = {name: value for name, value in chosen.items() if value is not None}
         times = {"times": memory.times.tolist()} if isinstance(memory, FadingMemory) else {}
-        return {**chosen, **times}
+        sure = {} if self.calibration is None else {"calibration": self.calibration.to_json()}
+        return {**chosen, **times, **sure}
 
 
 def from_json(said: Mapping[str, Any], examples: int) -> tuple[Stream, np.ndarray | None]:
@@ -177,7 +181,8 @@ def from_json(said: Mapping[str, Any], examples: int) -> tuple[Stream, np.ndarra
         limit = dict(limit)
     if audit is not None and not (isinstance(audit, list) and all(isinstance(one, dict) for one in audit)):
         raise ValueError("a log that is none")
-    stream = Stream(said.get("half_life"), limit, audit)
+    calibration = Calibration.from_json(said["calibration"]) if "calibration" in said else None
+    stream = Stream(said.get("half_life"), limit, audit, calibration)
     if stream.half_life is None:
         return stream, None
     times = np.asarray(said["times"], np.float64)

@@ -4,16 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich import box
 from rich.table import Table
 
 from fastweights import bench as benchmark
+from fastweights import bench_parts
 from fastweights.bench import cells, label
 from fastweights.cli.common import learner_for
 from fastweights.cli.options import DeviceOption, PrecisionOption, SetOption
+from fastweights.experiments.run import find_commit
 from fastweights.utils.console import console, say
 from fastweights.utils.devices import find_device
+from fastweights.utils.errors import UserError
 from fastweights.utils.files import picture_format
 from fastweights.utils.precision import choose_precision
 
@@ -36,6 +40,15 @@ def bench(
     out: Annotated[Path, typer.Option(help="The record to append to.")] = Path("results/bench.jsonl"),
     figure: Annotated[Path | None, typer.Option(help="The paper's timing figure as .png, .jpg, .svg or .pdf.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Time easyfsl and learn2learn too, if installed.")] = False,
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts",
+            help="Time what the paper's timing figure shows: training as feed-forward and update, inference as "
+            "description and prediction. Without a model's name: of all systems of its tables.",
+        ),
+    ] = False,
+    commit: Annotated[str, typer.Option(help="Of this code, for --parts, where git cannot tell.")] = "",
 ) -> None:
     """Time models: training and inference in ms per task, description and prediction apart."""
     if figure is not None:
@@ -43,6 +56,11 @@ def bench(
     where = find_device(device)
     job = benchmark.Job(shape, way, shot, queries, tasks or (64 if where.type == "cuda" else 4))
     items, vocabulary = benchmark.shape_of(shape)
+    if parts:
+        if figure is not None or peers:
+            raise UserError("--figure and --peers are not for --parts: fastweights report draws the figure.")
+        _time_parts(learners, change or [], job, where, choose_precision(precision, where), runs, commit, out)
+        return
     lines = []
     for name in learners or ["fwcnn-hebb"]:
         model = learner_for(name, change or [], shape, items, vocabulary, way, shot)
@@ -61,6 +79,39 @@ def bench(
     if figure is not None:
         benchmark.draw(lines, figure)
         say(f"Drawn to {figure}")
+
+
+def _time_parts(
+    learners: list[str] | None,
+    change: list[str],
+    job: benchmark.Job,
+    where: torch.device,
+    precision: str,
+    runs: int,
+    commit: str,
+    out: Path,
+) -> None:
+    """Time the parts of each learner; one that does not fit into memory is named and left out."""
+    made_by = find_commit(commit)
+    items, vocabulary = benchmark.shape_of(job.dataset)
+    shown = Table(title=f"{job.name}, {precision}, ms per task", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    shown.add_column("learner", overflow="fold")
+    for heading in ("at\nonce", "feed-\nforward", "update", "descrip-\ntion", "predic-\ntion"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for name in learners or bench_parts.COMPARED:
+        model = learner_for(name, change, job.dataset, items, vocabulary, job.way, job.shot)
+        changes = {setting: getattr(model, setting) for setting in (one.partition("=")[0] for one in change)}
+        try:
+            with console.status(f"timing {name}"):
+                line = bench_parts.measure(name, model, job, where, precision, runs, changes, made_by)
+        except torch.OutOfMemoryError:
+            say(f"{name} is left out: {job.tasks} tasks at once do not fit into memory; time it with fewer --tasks.")
+            torch.cuda.empty_cache()
+            continue
+        benchmark.append(out, [line])
+        shown.add_row(name, *bench_parts.cells(line))
+    console.print(shown)
+    say(f"Appended to {out}")
 
 
 def table(lines: Sequence[dict[str, Any]]) -> Table:

@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fastweights.classifier import Classifier
+from fastweights.classifier.answers import SURE
 from fastweights.classifier.encoders import UNASKED
-from fastweights.classifier.estimator import SURE, Reading
+from fastweights.classifier.estimator import Reading
 from fastweights.classifier.folders import kind_of_pictures, labelled_pictures, pictures_in
 from fastweights.classifier.labels import Labels, Row
 from fastweights.classifier.memory import Label, listed
@@ -48,6 +49,12 @@ CacheOption = Annotated[
     Path | None, typer.Option(help="Keep an encoder's vectors in this folder: asked once per item.")
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Refuse files that cannot be read instead of skipping.")]
+CalibrateOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Set how sure to be on other examples with labels, laid out alike; labels of no class are strangers."
+    ),
+]
 
 
 def learn(
@@ -64,14 +71,18 @@ def learn(
     ] = "auto",
     encoder: EncoderOption = None,
     cache: CacheOption = None,
+    calibrate: CalibrateOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a classifier that is there already.")] = False,
     strict: StrictOption = False,
     device: DeviceOption = "cpu",
 ) -> None:
     """Make a classifier from your own pictures or texts: one of each class is enough, and nothing is trained."""
     if out.suffix.lower() != SUFFIX or out.is_dir():  # before anything is read; pictures are not overwritten by mistake
         raise UserError(f"{out} cannot be written: a classifier goes to a file that ends in {SUFFIX}.")
+    if out.exists() and not force:
+        raise UserError(f"{out} exists already; add to it with `fastweights add`, or replace it with --force.")
     of_texts = is_texts(examples)
-    groups: Mapping[str, Sequence[Any]] = labelled_texts(examples) if of_texts else labelled_pictures(examples)
+    groups, others = _labelled(examples), None if calibrate is None else _labelled(calibrate)
     seen_by = model if model != "auto" else None if encoder else NAME if of_texts else model
     if seen_by == "auto":
         seen_by = kind_of_pictures([picture for pictures in groups.values() for picture in pictures])
@@ -80,8 +91,17 @@ def learn(
         how: dict[str, Any] = {"device": device, "errors": _errors(strict), "progress": report}
         classifier = Classifier(seen_by, encoder=encoder, cache=cache, **how).fit(groups)
         told.add(classifier)
+        if others is not None:
+            classifier.calibrate(others)
+            told.add(classifier)
     classifier.save(out)
     _say_classes(classifier, out)
+    if others is not None:
+        on = classifier.calibrated_
+        say(
+            f"Calibrated on {on.items:,} other {classifier._sight.item}s of these classes, {100 * on.right:.0f} % of "
+            f"which are answered rightly, at a mean confidence of {on.confidence:.2f}; strangers: {on.strangers:,}."
+        )
     say(f"Next: fastweights predict {out} {'TEXTS.csv' if of_texts else 'PICTURES/'}")
 
 
@@ -343,6 +363,11 @@ def _seeing(path: Path, device: str, strict: bool, encoder: str | None, cache: P
     if hasattr(found, "n_features_in_"):  # scikit-learn's name for the length of embeddings
         raise UserError(f"{path} knows embeddings, not pictures; use it from Python: Classifier.load({str(path)!r}).")
     return found
+
+
+def _labelled(path: Path) -> Mapping[str, Sequence[Any]]:
+    """The pictures or the texts of each class."""
+    return labelled_texts(path) if is_texts(path) else labelled_pictures(path)
 
 
 def _inputs(classifier: Classifier, paths: Sequence[Path]) -> list[Any]:

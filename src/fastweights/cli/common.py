@@ -10,10 +10,11 @@ from rich.progress import Progress
 
 from fastweights import data as datasets
 from fastweights.data import Dataset
+from fastweights.data.registry import require_familiar
 from fastweights.learners import Learner, LearnerSettings
 from fastweights.learners.outside import find, is_outside, make, preset_of
 from fastweights.learners.registry import SYSTEMS, parse_overrides, preset
-from fastweights.learners.saved import MODEL, Saved, load, load_learner
+from fastweights.learners.saved import MODEL, Saved, load_learner, settings_in
 from fastweights.training.checkpoint import training_of
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.console import bars, console, say
@@ -46,10 +47,10 @@ def open_model(model: Path, device: torch.device, learner: str | None) -> tuple[
     path = model / MODEL if model.is_dir() else model
     given = None
     if learner is not None:
-        found, about = find(learner), load(path).learner
+        found, about = find(learner), settings_in(path)
         if preset_of(found, about.vocabulary) is None:
             given = make(found, item_shape=about.item_shape, vocabulary=about.vocabulary, way=about.slots)
-    elif path.is_file() and load(path).learner.system not in SYSTEMS:
+    elif path.is_file() and settings_in(path).system not in SYSTEMS:
         raise UserError(f"{path} is of a learner of your own; name it with --learner my_file.py:MyLearner.")
     built, saved = load_learner(path, device, given)
     return built, saved, training_of(saved)
@@ -66,6 +67,8 @@ def open_model_and_data(
 ) -> tuple[Learner, TrainSettings, Dataset]:
     """A trained model, how it was trained, and data that fit it: its own unless others are named."""
     built, saved, s = open_model(model, device, learner)
+    if dataset is None:
+        require_familiar(saved.path, s.dataset, s.variant, root)
     data = load_dataset(dataset or s.dataset, root, variant or (s.variant if dataset in (None, s.dataset) else ""))
     check_items(saved, s, data)
     if data.name == s.dataset and s.data_hash not in ("", data.content_hash):

@@ -28,8 +28,10 @@ SHEETS = (".png", ".jpg")
 
 data = typer.Typer(help="Get, check, prepare and look at datasets.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="omniglot, mini-imagenet, ptb, strokes, or the path of your own data.")]
-Benchmark = Annotated[str, typer.Argument(help="omniglot, mini-imagenet or ptb.")]
+Name = Annotated[
+    str, typer.Argument(help="omniglot, mini-imagenet, ptb, drawings, strokes, or the path of your own data.")
+]
+Benchmark = Annotated[str, typer.Argument(help="omniglot, mini-imagenet, ptb or drawings.")]
 Variant = Annotated[str, typer.Option("--variant", help="Which split or protocol; own pictures: a size, grey, rgb.")]
 
 

@@ -1,8 +1,10 @@
 """The commands `evaluate` and `episodes`: what a trained model makes of tasks."""
 
+import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -13,18 +15,22 @@ from rich.text import Text
 from fastweights.cli.common import open_model_and_data, require_no_picture_of_texts, tasks_progress, transduction
 from fastweights.cli.options import (
     DeviceOption,
+    JsonOption,
+    LabelOrdersOption,
     ModelArgument,
     OtherLearnerOption,
     PrecisionOption,
     RootOption,
     VariantOption,
 )
+from fastweights.data import Dataset
 from fastweights.data.texts import written_out
+from fastweights.evaluation import Evaluation
 from fastweights.evaluation import evaluate as run
 from fastweights.learners import Learner
 from fastweights.tasks.episodes import Episode, EpisodeSampler, EvaluationTasks
-from fastweights.utils.console import console, say
-from fastweights.utils.devices import find_device
+from fastweights.utils.console import console, on_stderr, say
+from fastweights.utils.devices import device_name, find_device
 from fastweights.utils.files import picture_format
 from fastweights.utils.precision import choose_precision
 
@@ -49,19 +55,46 @@ def evaluate(
     data_root: RootOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    label_orders: LabelOrdersOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Answer tasks of held-out classes with a trained model; every model is asked the very same ones."""
     where = find_device(device)
-    built, s, data = open_model_and_data(model, where, dataset, data_root, variant, split, learner)
-    shape = {"way": way or s.way, "shot": shot or s.shot, "queries": queries or s.queries}
-    asked = EvaluationTasks(data, split, **shape, tasks=tasks, seed=seed)
-    with tasks_progress(tasks) as advance:
-        result = run(built, data.splits[split].to(where), asked, choose_precision(precision, where), advance)
+    number_format = choose_precision(precision, where)
+    with on_stderr() if as_json else nullcontext():
+        built, s, data = open_model_and_data(model, where, dataset, data_root, variant, split, learner)
+        shape = {"way": way or s.way, "shot": shot or s.shot, "queries": queries or s.queries}
+        asked = EvaluationTasks(data, split, **shape, tasks=tasks, seed=seed)
+        with tasks_progress(tasks) as advance:
+            result = run(built, data.splits[split].to(where), asked, number_format, advance, label_orders)
+    if as_json:
+        about = {"model": str(model), **facts(result, data, split, asked.sampler, seed)}
+        about |= {"transductive": built.transductive, "label_orders": label_orders}
+        print(json.dumps({**about, "precision": number_format, "device": device_name(where)}))
+        return
+    averaged = f"; averaged over {asked.sampler.way} orders of the labels" if label_orders else ""
     console.print(
         f"[bold]{result}[/bold] over {tasks:,} tasks of {escape(data.full_name)} {split}, {asked.sampler.way}-way "
-        f"{asked.sampler.shot}-shot (chance {100 / asked.sampler.way:.1f} %){transduction(built)}",
+        f"{asked.sampler.shot}-shot (chance {100 / asked.sampler.way:.1f} %){transduction(built)}{averaged}",
         soft_wrap=True,
     )
+
+
+def facts(result: Evaluation, data: Dataset, split: str, asked: EpisodeSampler, seed: int) -> dict[str, Any]:
+    """An evaluation for other programs; accuracies in %."""
+    tasks = len(result.per_task)
+    return {
+        "dataset": data.full_name,
+        "split": split,
+        "way": asked.way,
+        "shot": asked.shot,
+        "queries": asked.queries,
+        "tasks": tasks,
+        "tasks_seed": seed,
+        "accuracy": round(100 * result.accuracy, 4),
+        "ci95": round(100 * result.ci95, 4) if tasks > 1 else None,
+        "chance": round(100 / asked.way, 4),
+    }
 
 
 def episodes(

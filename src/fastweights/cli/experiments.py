@@ -14,7 +14,7 @@ from fastweights.experiments import run as work
 from fastweights.experiments import search as searching
 from fastweights.experiments.plan import Run, choose, missing, parse_cell
 from fastweights.experiments.report import write as reports  # deferred: matplotlib is slow to import
-from fastweights.experiments.run import Workspace, estimate, find_commit
+from fastweights.experiments.run import AT_ONCE, Workspace, estimate, find_commit
 from fastweights.experiments.tables import parse_experiment
 from fastweights.training.logs import Sink
 from fastweights.utils.console import bars, console, say
@@ -46,6 +46,14 @@ def reproduce(
     ray: Annotated[
         str, typer.Option(help="Fan the runs out over the Ray cluster at this address; local for one of this machine.")
     ] = "",
+    at_once: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Train up to so many small runs of a dataset side by side, each as it would be trained alone; "
+            f"0: {AT_ONCE['cuda']} on a GPU, 1 elsewhere.",
+        ),
+    ] = 0,
     data_root: RootOption = None,
     ledger: LedgerOption = LEDGER,
     runs: Annotated[Path, typer.Option(help="Folder of checkpoints and logs.")] = Path("runs/reproduce"),
@@ -69,7 +77,8 @@ def reproduce(
         summary = fan_out(chosen, ledger, workspace, deadline, say, ray)
     else:
         with bars() as report:
-            summary = work.reproduce(chosen, ledger, workspace, deadline, say, lambda run: _bar(str(run)), report)
+            several = at_once or AT_ONCE.get(workspace.device.type, 1)
+            summary = work.reproduce(chosen, ledger, workspace, deadline, say, _bar_of, report, several)
     say(f"{len(summary.finished)} runs finished, {summary.left} left, {time.monotonic() - started:.0f} s")
     if not summary.finished and not summary.left:
         say(f"All of them are in {ledger} already; to run them yourself, name a ledger of your own with --ledger.")
@@ -107,6 +116,10 @@ def search(
 def _workspace(device: str, precision: str, commit: str, runs: Path, data_root: Path | None) -> Workspace:
     where = find_device(device)
     return Workspace(where, choose_precision(precision, where), find_commit(commit), runs, data_root)
+
+
+def _bar_of(run: Run) -> list[Sink]:
+    return _bar(str(run))
 
 
 def _bar(title: str) -> list[Sink]:

@@ -5,11 +5,15 @@ a mistyped command are answered without importing torch.
 """
 
 import ast
+import errno
 import importlib
 import io
+import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -17,7 +21,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from fastweights import __version__
-from fastweights.utils import retired
+from fastweights.utils import retired, signals
 from fastweights.utils.console import say
 from fastweights.utils.errors import UserError, did_you_mean
 
@@ -33,6 +37,7 @@ PANELS = {
         "demo": "demo",
         "models": "models",
         "evaluate": "evaluate",
+        "compare": "compare",
         "episodes": "evaluate",
     },
     "Train": {"train": "train", "recipe": "models", "data": "data", "pack": "classifier"},
@@ -47,12 +52,18 @@ PANELS = {
 }
 """The commands as --help groups them, and the module of each."""
 MODULES = {command: module for commands in PANELS.values() for command, module in commands.items()}
+PRINTING = ("models", "recipe", "data", "results", "inspect", "predict", "evaluate", "episodes", "report")
+"""Commands that are there for what they print."""
 GROUPS = ("data", "results")
 """Those of them that have commands of their own: a `typer.Typer` of that name in their module."""
 
 
 class Interrupted(Exception):
     """Ctrl-C where nothing was listening for it."""
+
+
+class ReaderGone(Exception):
+    """Nobody reads what is printed any more: `fastweights models | head -1`."""
 
 
 class Suggesting(TyperGroup):
@@ -81,11 +92,24 @@ class Commands(Suggesting):
         name, _, rest = super().resolve_command(ctx, args)
         return name, loaded(name), rest
 
+    def make_context(self, *about: Any, **extra: Any) -> Any:
+        with telling_apart():
+            return super().make_context(*about, **extra)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with telling_apart():
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # typer would exit without a word
-            raise Interrupted from None
+
+
+@contextmanager
+def telling_apart() -> Iterator[None]:
+    """Hand on what typer would end with exit code 1 for, without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted from None
+    except BrokenPipeError:
+        raise ReaderGone from None
 
 
 def help_of(command: str) -> str:
@@ -103,6 +127,7 @@ def help_of(command: str) -> str:
 def loaded(command: str) -> Any:
     """The command itself."""
     found = getattr(importlib.import_module(f"fastweights.cli.{MODULES[command]}"), command)
+    signals.require_none()
     if command in GROUPS:
         found.info.cls = Suggesting
     else:
@@ -140,15 +165,25 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # where ± cannot be printed, a question mark can
+    Console.on_broken_pipe = _reader_has_gone  # type: ignore[method-assign]  # rich would exit with code 1
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a failure can be told
+        sys.exit(code)
     except UserError as error:
         _fail(str(error), 2)
+    except (BrokenPipeError, ReaderGone):
+        _let_go_of(sys.stdout)
+        sys.exit(0 if _only_prints(sys.argv) else 141)
     except OSError as error:
+        _let_go_of(sys.stdout)
         _fail(_in_words(error), 2)
-    except (KeyboardInterrupt, Interrupted):
+    except (KeyboardInterrupt, Interrupted, typer.Abort):
         _fail("interrupted.", 130)
     except Exception as error:
+        if _is_interrupt(error):
+            _fail("interrupted.", 130)
         if _is_out_of_memory(error):
             _fail("out of memory; ask for a smaller model, or fewer or smaller tasks at once.", 2)
         if not hasattr(error, "format_message"):
@@ -156,6 +191,30 @@ def main() -> None:
         if not error.format_message():  # nothing was asked for: the help has been shown
             sys.exit(2)
         _fail(_renamed(error) or error.format_message(), 2)  # a wrong option or argument, in typer's words
+
+
+def _reader_has_gone(console: Console) -> None:
+    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def _only_prints(arguments: Sequence[str]) -> bool:
+    """Whether a command has done its work when its reader, `head` say, has seen enough."""
+    return "--help" in arguments or not arguments[1:] or arguments[1] in (*PRINTING, "--version")
+
+
+def _let_go_of(stream: TextIO | None) -> None:
+    """Send what is left in a stream nowhere: Python would try to write it once more when it exits."""
+    with suppress(OSError, ValueError, AttributeError):  # of a stream that is no file, or none at all
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: a library that is being imported may put another in its place."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _renamed(error: Exception) -> str:
@@ -173,6 +232,8 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _in_words(error: OSError) -> str:
     """Which file, and what is wrong with it; of a draft, the file it was to become."""
+    if error.errno == errno.ENOSPC and not error.filename:
+        return "there is no space left on the disk; make room."
     if not error.filename or not error.strerror:
         return str(error)
     path = Path(str(error.filename))

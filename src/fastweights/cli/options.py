@@ -21,6 +21,11 @@ PrecisionOption = Annotated[str, typer.Option(help="float32, bfloat16, or auto: 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ... or auto: a GPU if there is one.")]
 ModelArgument = Annotated[Path, typer.Argument(help="A model.safetensors, or the folder of a run.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change a setting of the model: filters=32, say.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output and nothing else.")]
+LabelOrdersOption = Annotated[
+    bool,
+    typer.Option("--label-orders", help="Average answers over the cyclic orders of the labels: each class, each slot."),
+]
 OtherLearnerOption = Annotated[str | None, typer.Option(help="my_file.py:MyLearner, for a learner of your own.")]
 
 

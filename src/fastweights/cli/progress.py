@@ -1,5 +1,7 @@
 """Progress bars."""
 
+from typing import ClassVar
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -13,7 +15,13 @@ from fastweights.training.logs import Line
 
 
 class ProgressBar:
-    """A bar with loss, accuracy, tasks a second and the time left; fills by the share of the run that is done."""
+    """A bar with loss, accuracy, tasks a second and the time left; fills by the share of the run that is done.
+
+    Bars that are open at the same time share one display: a terminal has room for only one.
+    """
+
+    _display: ClassVar[Progress | None] = None
+    _open: ClassVar[int] = 0
 
     def __init__(self, console: Console, title: str = "training") -> None:
         columns = (
@@ -24,10 +32,12 @@ class ProgressBar:
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
         )
-        self._progress = Progress(*columns, console=console, speed_estimate_period=300)
+        shared = ProgressBar._display
+        self._progress = shared or Progress(*columns, console=console, speed_estimate_period=300)
         self._bar = self._progress.add_task(title, total=1.0, note="")
         self._validation = ""
         self._progress.start()
+        ProgressBar._display, ProgressBar._open = self._progress, ProgressBar._open + 1
 
     def write(self, line: Line) -> None:
         percent = f"{100 * line['accuracy']:.1f} %" if "accuracy" in line else ""
@@ -48,4 +58,8 @@ class ProgressBar:
                 self._progress.update(self._bar, completed=line["done"], note=note)
 
     def close(self) -> None:
-        self._progress.stop()
+        self._progress.stop_task(self._bar)
+        ProgressBar._open -= 1
+        if ProgressBar._open == 0:
+            ProgressBar._display = None
+            self._progress.stop()

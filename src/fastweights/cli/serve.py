@@ -2,7 +2,7 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,11 @@ def serve(
         Path | None, typer.Option(help="The database that memories are kept in. (default: with the user's data)")
     ] = None,
     model: Annotated[str, typer.Option(help="The model of the first memory: drawings, photos.")] = "drawings",
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="What turns pictures or texts into vectors: my_file.py:function, as in `learn`."),
+    ] = None,
+    room: Annotated[int, typer.Option(min=1, help="Megabytes that the database may take.")] = 1000,
     token: Annotated[
         str, typer.Option(envvar="FASTWEIGHTS_TOKEN", help="Answer only those who send this as a bearer token.")
     ] = "",
@@ -37,15 +42,19 @@ def serve(
     """Teach it in the browser: a page to draw and show, and an HTTP interface. Ctrl-C stops it; nothing is lost."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise UserError(f"{', '.join(missing)} is missing; pip install 'fastweights[serve]'.")
+    from fastweights.classifier.encoders import encoder_of
     from fastweights.server.errors import Refusal  # deferred: needs the extra `serve`
     from fastweights.server.guard import Access
+    from fastweights.server.limits import Limits
     from fastweights.server.running import Serving, default_store, have_the_process, listening
 
     access = Access(token, tuple(allow_origin or ()), tuple(allow_host or ()))
     path = data or default_store()
+    how: dict[str, Any] = {"access": access, "limits": Limits(store=room * 1_000_000), "device": device}
+    how["encoder"] = None if encoder is None else encoder_of(encoder)
     have_the_process()
     try:
-        serving = Serving(path, listening(host, port), file=classifier, model=model, access=access, device=device)
+        serving = Serving(path, listening(host, port), file=classifier, model=model, **how)
     except Refusal as refusal:
         raise UserError(f"{classifier}: {refusal}" if classifier else str(refusal)) from None
     say(f"Teach it here: {serving.address}/#{serving.memory}")

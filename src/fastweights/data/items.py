@@ -31,6 +31,22 @@ class Items:
     _per_item: ClassVar[tuple[str, ...]] = ("values",)
     """The tensors with a row for each item."""
 
+    def check(self) -> None:
+        """Refuse, by a ValueError, arrays that do not belong together."""
+        if self.values.dtype != torch.uint8 or self.values.dim() != 4 or not self.values[:1].numel():
+            raise ValueError(f"pictures of {self.values.dtype} and the shape {tuple(self.values.shape)}")
+        self._check_classes()
+
+    def _check_classes(self) -> None:
+        offsets = self.offsets
+        if offsets.dtype != torch.int64 or offsets.dim() != 1 or len(offsets) < 2:
+            raise ValueError(f"classes by {offsets.dtype} of the shape {tuple(offsets.shape)}")
+        lengths = {len(getattr(self, name)) for name in self._per_item}
+        if offsets[0] != 0 or (offsets.diff() < 0).any() or lengths != {int(offsets[-1])}:
+            raise ValueError("classes that do not divide the items")
+        if self.names and len(self.names) != self.classes:
+            raise ValueError(f"{len(self.names)} names for {self.classes} classes")
+
     @property
     def classes(self) -> int:
         return len(self.offsets) - 1
@@ -96,6 +112,12 @@ class Items:
         return replace(self, **moved)
 
 
+def _check_range(name: str, values: Tensor, low: int, end: int) -> None:
+    lowest, highest = (int(value) for value in values.aminmax())
+    if lowest < low or highest >= end:
+        raise ValueError(f"{name} from {lowest} to {highest}, not from {low} to {end - 1}")
+
+
 def _offsets(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
@@ -117,6 +139,19 @@ class TextItems(Items):
     """Whether items are sentences with a blank; if not, every `target_of` is -1 and texts stay whole."""
 
     _per_item: ClassVar[tuple[str, ...]] = ("sentence_of", "target_of")
+
+    def check(self) -> None:
+        wanted = {"values": (torch.int32, 2), "sentence_of": (torch.int64, 1)}
+        wanted |= {"target_of": (torch.int32, 1), "visible": (torch.int32, 1)}
+        for name, (dtype, dims) in wanted.items():
+            found = getattr(self, name)
+            if found.dtype != dtype or found.dim() != dims or not found.numel():
+                raise ValueError(f"{name} of {found.dtype} and the shape {tuple(found.shape)}")
+        words = len(self.visible)
+        for name, low, end in (("values", 0, words), ("visible", 0, words), ("target_of", -1, words)):
+            _check_range(name, getattr(self, name), low, end)
+        _check_range("sentence_of", self.sentence_of, 0, len(self.values))
+        self._check_classes()
 
     def gather(self, positions: Tensor) -> Tensor:
         whole = self.values[self.sentence_of[positions]]

@@ -12,7 +12,6 @@ named train, val and test (for texts: a column `split`) divide them.
 import csv
 import hashlib
 import io
-import json
 import re
 import shutil
 from collections import Counter, defaultdict
@@ -29,12 +28,14 @@ from torch import Tensor
 from fastweights.data.checks import frozen_shuffle
 from fastweights.data.images import SUFFIXES, decode_all, opened
 from fastweights.data.items import Dataset
-from fastweights.data.prepared import Split, is_prepared, open_dataset, prepared_folder, save_splits
-from fastweights.data.sources import Files, files_under
+from fastweights.data.prepared import Split, is_prepared, open_dataset, prepared_folder, save_splits, user_cache
+from fastweights.data.sources import Files, files_under, read_file
 from fastweights.data.texts import by_frequency, tokenised, vocabulary_of
+from fastweights.utils.arguments import shown
 from fastweights.utils.errors import UserError
 from fastweights.utils.files import read_text
 from fastweights.utils.progress import Report, silent
+from fastweights.utils.reading import parse_json
 
 SPLITS = ("train", "val", "test")
 ALMOST_SPLITS = frozenset([*SPLITS, "training", "valid", "validation", "dev", "testing"])
@@ -44,6 +45,8 @@ UNREADABLE = (".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".dng", ".cr2",
 VALIDATION, TEST = 0.16, 0.20
 GREY_SIZE, COLOUR_SIZE = 28, 84
 GREY_MODES = ("1", "L", "LA", "La", "I", "F")
+LARGEST_SIDE = 4096
+"""Pixels; no model sees larger pictures."""
 LOOKED_AT = 200
 """Pictures sampled to tell grey from colour."""
 LENGTH, MOST_WORDS = 64, 20_000
@@ -59,7 +62,9 @@ def load(path: Path, root: Path, variant: str = "", progress: Report = silent) -
     is_text = path.suffix.lower() in TEXT_SUFFIXES
     if is_text and variant:
         raise UserError(f"{path} holds texts, which have no variants; {variant!r} is for pictures.")
-    source = hashlib.sha256(f"{path.resolve()}:{variant}".encode()).hexdigest()[:8]
+    if not _is_unicode(str(path.resolve())):
+        raise UserError(f"{str(path)!r} has a name that is not Unicode; rename it.")
+    source = _source(path, variant)
     folder = prepared_folder(root, f"own-{source}-{_signature(path)}")
     if not is_prepared(folder):
         if is_text:
@@ -72,12 +77,29 @@ def load(path: Path, root: Path, variant: str = "", progress: Report = silent) -
     return open_dataset(folder)
 
 
+def has_been_prepared(path: Path, root: Path, variant: str = "") -> bool:
+    """Whether somebody has had data at this path prepared before, be they as they are now or not."""
+    places = (root, user_cache())
+    pattern = f"own-{_source(path, variant)}-*"
+    return any(True for place in places for _ in (place / "prepared").glob(pattern))
+
+
+def _source(path: Path, variant: str) -> str:
+    """What prepared folders of a path are called by."""
+    return hashlib.sha256(f"{path.resolve()}:{variant}".encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def _is_unicode(name: str) -> bool:
+    """Whether a name can be written into a file: those of files need not be, and JSON can tell of halves of letters."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def _signature(path: Path) -> str:
     """Changes when a file is added, removed or edited, so that a stale prepared folder is never opened."""
     digest = hashlib.sha256()
     for name in sorted(files_under(path.resolve())):
         facts = name.stat()
-        digest.update(f"{name}:{facts.st_size}:{facts.st_mtime_ns}\n".encode())
+        digest.update(f"{name}:{facts.st_size}:{facts.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
 
@@ -108,12 +130,14 @@ def read_pictures(paths: Iterable[Path | str], shape: Sequence[int], *, negative
     """
     if isinstance(paths, (str, Path)):
         raise UserError(f"read_pictures takes a list of files; write [{str(paths)!r}].")
-    if len(shape) != 3 or shape[2] not in (1, 3):
-        raise UserError(f"pictures have a height, a width and 1 or 3 channels, not the shape {tuple(shape)}.")
-    try:
-        pixels = [_decode(Path(path).read_bytes(), str(path), shape, negative) for path in paths]
-    except OSError as error:
-        raise UserError(f"{error.filename} cannot be read ({error.strerror}); name a picture.") from None
+    if not isinstance(paths, Iterable):
+        raise UserError(f"read_pictures takes a list of files, not {shown(paths)}.")
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    is_shape = len(sizes) == 3 and all(type(size) is int and 1 <= size <= LARGEST_SIDE for size in sizes)
+    if not is_shape or sizes[2] not in (1, 3):
+        wanted = f"a height, a width (1 to {LARGEST_SIDE:,}) and 1 or 3 channels"
+        raise UserError(f"pictures have {wanted}, not the shape {shown(sizes or shape)}.")
+    pixels = [_decode(read_file(path), str(path), shape, negative) for path in paths]
     if not pixels:
         raise UserError("no pictures were named; read_pictures takes a list of files.")
     return torch.from_numpy(np.stack(pixels)).unsqueeze(0)
@@ -173,6 +197,8 @@ def _group(rows: Iterator[tuple[str, str, str]], path: Path) -> Groups:
     items_of: defaultdict[str, list[str]] = defaultdict(list)
     split_of: dict[str, str] = {}
     for split, label, item in rows:
+        if not _is_unicode(label):
+            raise UserError(f"{path}: class {label!r} has a name that is not Unicode; rename it.")
         items_of[label].append(item)
         if split_of.setdefault(label, split) != split:
             both = " and ".join(one or "no split" for one in (split_of[label], split))
@@ -303,8 +329,8 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[s
 
 def _json_row(row: str, where: str) -> Mapping[str, object]:
     try:
-        parsed = json.loads(row)
-    except (ValueError, RecursionError):
+        parsed = parse_json(row)
+    except ValueError:
         parsed = None
     if not isinstance(parsed, dict):
         raise UserError(f'{where} is not a JSON object such as {{"text": "...", "label": "..."}}.')

@@ -2,14 +2,20 @@
 
 A prepared folder appears whole or not at all: it is written beside its place and renamed into it. Two processes that
 prepare the same thing at once both succeed; the second one's work is thrown away.
+
+The manifest holds a digest of itself and a hash of the arrays. Both are verified when a folder is first opened after it
+was written or changed; that it was, is remembered beside the arrays, or in the user's cache where these are read-only.
 """
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +25,25 @@ import torch
 from torch import Tensor
 
 from fastweights.data.items import Dataset, Items, TextItems
+from fastweights.utils.digests import DIGEST, digest_of_json, parse_written
 from fastweights.utils.errors import UserError
-from fastweights.utils.files import taking_turns
+from fastweights.utils.files import replacing, taking_turns
+from fastweights.utils.reading import open_plain, read_plain
 from fastweights.utils.tokens import UNKNOWN
 
 FORMAT = 1
 """Raised when the layout of prepared folders changes; older folders are then prepared again."""
-MANIFEST = "manifest.json"
+MANIFEST, VERIFIED = "manifest.json", ".verified.json"
+"""The description of a folder; what its files looked like when they were verified."""
+LARGEST_MANIFEST = 2**28
+LARGEST_ARRAY = 2**44
+LONGEST_HEADER = 256
+"""Bytes, of arrays of as few dimensions as there are."""
+NPY = re.compile(
+    rb"\x93NUMPY.{4}\{'descr': '(\|u1|<i4|<i8)', 'fortran_order': False, 'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n",
+    re.DOTALL,
+)
+"""The beginning of a file of bytes or whole numbers, as numpy writes it."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -83,6 +101,7 @@ def save(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
             for name, array in arrays.items():
                 np.save(draft / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
             whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
+            whole[DIGEST] = digest_of_json(whole)
             (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
             _put_in_place(draft, folder)
     except OSError as error:
@@ -96,30 +115,86 @@ def _put_in_place(draft: Path, folder: Path) -> None:
     try:
         draft.rename(folder)
     except OSError:
-        if is_prepared(folder):  # another process was faster, with the same contents
-            return
+        with suppress(UserError):
+            if is_prepared(folder):  # another process was faster, with the same contents
+                return
         shutil.rmtree(folder, ignore_errors=True)  # of an older format, or not ours
         draft.rename(folder)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a prepared folder; None where there is none that this version can read."""
+    """The manifest of a prepared folder; None where there is none, or one of another format. Damage is a UserError."""
+    path = folder / MANIFEST
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = parse_written(read_plain(path, LARGEST_MANIFEST).decode())
+    except OSError:
         return None
-    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
+    except ValueError as error:
+        raise _damaged(folder, f"{MANIFEST} cannot be read: {error!s:.120}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        return None
+    if DIGEST in manifest and manifest[DIGEST] != digest_of_json(manifest):
+        raise _damaged(folder, f"{MANIFEST} does not match its digest")
+    return manifest
+
+
+def _damaged(folder: Path, why: str) -> UserError:
+    return UserError(f"{folder} has been damaged since it was written ({why}); delete it to prepare it again.")
 
 
 def is_prepared(folder: Path) -> bool:
     return read_manifest(folder) is not None
 
 
+def verified_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared folder that is known to be whole; where nobody has looked yet, all of it is read."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise UserError(f"{folder} is no prepared dataset; delete it, if it is there, to prepare it again.")
+    looks = _looks(folder)
+    if looks not in (_remembered(place) for place in _memories(folder)):
+        require_intact(folder)
+        if DIGEST not in manifest:
+            warnings.warn(
+                f"{folder} was prepared by an older version: its arrays are whole, but of its names that cannot be "
+                "told; delete it to prepare it again.",
+                stacklevel=3,
+            )
+        _remember(folder, looks)
+    return manifest
+
+
 def require_intact(folder: Path) -> None:
     """Read a whole prepared folder and compare it with the hash in its manifest."""
     arrays = {path.stem: load_array(folder, path.stem).numpy() for path in folder.glob("*.npy")}
-    if content_hash(arrays) != (read_manifest(folder) or {}).get("content_hash"):
-        raise UserError(f"{folder} has been damaged since it was written; delete it to prepare it again.")
+    manifest = read_manifest(folder) or {}
+    if content_hash(arrays) != manifest.get("content_hash"):
+        raise _damaged(folder, "its arrays do not match their hash")
+
+
+def _looks(folder: Path) -> dict[str, list[int]]:
+    """What the files of a folder look like from outside: it changes when they do."""
+    facts = {path.name: path.stat() for path in (folder / MANIFEST, *sorted(folder.glob("*.npy")))}
+    return {name: [f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino] for name, f in facts.items()}
+
+
+def _memories(folder: Path) -> tuple[Path, Path]:
+    """Where it may be remembered that a folder was verified."""
+    of_folder = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return folder / VERIFIED, user_cache() / "verified" / f"{of_folder}.json"
+
+
+def _remembered(place: Path) -> Any:
+    try:
+        return parse_written(read_plain(place, LARGEST_MANIFEST).decode())
+    except (OSError, ValueError, UserError):
+        return None
+
+
+def _remember(folder: Path, looks: Mapping[str, Any]) -> None:
+    beside, in_cache = _memories(folder)
+    with suppress(OSError, UserError), replacing(beside if is_writable(folder) else in_cache) as draft:
+        draft.write_text(json.dumps(looks), encoding="utf-8")
 
 
 def load_array(folder: Path, name: str) -> Tensor:
@@ -129,9 +204,23 @@ def load_array(folder: Path, name: str) -> Tensor:
     """
     path = folder / f"{name}.npy"
     try:
-        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({error}); delete {folder} to prepare it again.") from None
+        with open_plain(path, LARGEST_ARRAY) as file:
+            kind, shape, start = _npy_header(file.read(LONGEST_HEADER))
+            if os.fstat(file.fileno()).st_size != start + kind.itemsize * math.prod(shape):
+                raise ValueError("it is longer or shorter than it says")
+            if not math.prod(shape):
+                return torch.from_numpy(np.empty(shape, kind))
+            return torch.from_numpy(np.memmap(file, kind, "c", start, shape))
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(f"{path} cannot be read ({error!s:.200}); delete {folder} to prepare it again.") from None
+
+
+def _npy_header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type and shape of the array in an .npy file and where its numbers begin; only what we write is understood."""
+    match = NPY.match(data)
+    if match is None or data[6:8] != b"\x01\x00" or len(match[0]) != 10 + int.from_bytes(data[8:10], "little"):
+        raise ValueError("it is no array as they are prepared")
+    return np.dtype(match[1].decode()), tuple(int(n) for n in match[2].split(b",") if n.strip()), len(match[0])
 
 
 @dataclass(frozen=True)
@@ -176,15 +265,40 @@ def save_splits(
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """A prepared dataset, memory-mapped: only its manifest is read."""
-    manifest = read_manifest(folder) or {}
+    """A prepared dataset, memory-mapped: only its manifest is read, once it is known to be whole."""
+    manifest = verified_manifest(folder)
     text: dict[str, Any] = {}
     names = ["values", "offsets"]
-    if manifest["kind"] == "text":
-        text = {"visible": load_array(folder, "visible"), "blanked": manifest["blanked"]}
-        names += ["sentence_of", "target_of"]
-    splits = {}
-    for split, classes in manifest["classes"].items():
-        arrays = {name: load_array(folder, f"{split}_{name}") for name in names}
-        splits[split] = (TextItems if text else Items)(names=tuple(classes), **arrays, **text)
-    return Dataset(manifest["name"], splits, manifest["content_hash"], manifest["variant"], manifest, folder)
+    try:
+        _check_claims(manifest)
+        if manifest["kind"] == "text":
+            text = {"visible": load_array(folder, "visible"), "blanked": manifest["blanked"]}
+            if len(text["visible"]) != len(manifest["vocabulary"]):
+                raise ValueError(f"{len(manifest['vocabulary'])} words, of which {len(text['visible'])} are known")
+            names += ["sentence_of", "target_of"]
+        known = {f"{split}_{name}" for split in manifest["classes"] for name in names} | ({"visible"} if text else set())
+        if known != {path.stem for path in folder.glob("*.npy")}:
+            raise ValueError("there are arrays of other splits")
+        splits = {}
+        for split, classes in manifest["classes"].items():
+            arrays = {name: load_array(folder, f"{split}_{name}") for name in names}
+            splits[split] = (TextItems if text else Items)(names=tuple(classes), **arrays, **text)
+            splits[split].check()
+        return Dataset(manifest["name"], splits, manifest["content_hash"], manifest["variant"], manifest, folder)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(folder, f"{MANIFEST} and arrays do not belong together: {error!s:.120}") from None
+
+
+def _check_claims(manifest: Mapping[str, Any]) -> None:
+    """Refuse, by a ValueError, a manifest that does not say what one has to."""
+    kinds = {"name": str, "variant": str, "content_hash": str, "classes": dict}
+    is_text = manifest["kind"] == "text"
+    for name, kind in (kinds | ({"blanked": bool, "vocabulary": list} if is_text else {})).items():
+        if not isinstance(manifest[name], kind):
+            raise ValueError(f"{name} is {manifest[name]!r:.40}")
+    lists = [*manifest["classes"].values(), *([manifest["vocabulary"]] if is_text else [])]
+    for names in lists:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("names that are no names")
+    if manifest["kind"] not in ("text", "images") or "train" not in manifest["classes"]:
+        raise ValueError(f"a dataset of {manifest['kind']!r:.40} with {', '.join(manifest['classes'])}")

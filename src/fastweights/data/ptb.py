@@ -27,7 +27,7 @@ import numpy as np
 from fastweights.data.checks import Finding, frozen_shuffle, provenance
 from fastweights.data.download import fetch
 from fastweights.data.prepared import Split, prepared_folder, save_splits
-from fastweights.data.sources import Files, write_bytes
+from fastweights.data.sources import Files, read_file, write_bytes
 from fastweights.data.texts import by_frequency, tokenised, vocabulary_of
 from fastweights.utils.errors import UserError
 from fastweights.utils.progress import Report, silent
@@ -93,11 +93,11 @@ def _take(root: Path, given: Sequence[Path]) -> None:
 
 
 def _require_known(file: str, draft: Path) -> None:
-    _check(draft.read_bytes(), f"ptb.{file}.txt", file).require_known()
+    _check(read_file(draft), f"ptb.{file}.txt", file).require_known()
 
 
 def verify(root: Path, progress: Report = silent) -> list[Finding]:
-    return [_check(path.read_bytes(), str(path), file) for file, path in raw_files(root).items()]
+    return [_check(read_file(path), str(path), file) for file, path in raw_files(root).items()]
 
 
 def _check(data: bytes, name: str, file: str) -> Finding:
@@ -126,7 +126,7 @@ def _text_hash(sentences: Iterable[Sentence]) -> str:
 
 def prepare(root: Path, variant: str = "standard", progress: Report = silent) -> Path:
     """Write the prepared form of one protocol and return its folder."""
-    whole = {file: parse(path.read_bytes(), str(path), file) for file, path in raw_files(root).items()}
+    whole = {file: parse(read_file(path), str(path), file) for file, path in raw_files(root).items()}
     # Truncated before anything else, so that sentences that differ only beyond the limit count as the same one.
     files = {file: [sentence[:LENGTH] for sentence in lines] for file, lines in whole.items()}
     ranked = by_frequency(Counter(word for lines in whole.values() for sentence in lines for word in sentence))

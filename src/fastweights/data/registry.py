@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 
 from fastweights.data import drawings, mini_imagenet, omniglot, own, ptb, strokes
 from fastweights.data.checks import Finding
 from fastweights.data.items import Dataset
 from fastweights.data.prepared import default_data_root, find_prepared, open_dataset, read_manifest
+from fastweights.utils.arguments import require
 from fastweights.utils.errors import UserError, did_you_mean
 from fastweights.utils.progress import Report, silent
 
@@ -26,6 +27,9 @@ def load(
     name: str | Path, root: Path | str | None = None, variant: str = "", progress: Report | None = None
 ) -> Dataset:
     """Open a dataset: strokes, omniglot (also as omniglot:vinyals), ..., or your own folder, zip, csv or JSONL file."""
+    require("the name of a dataset", name, (str, Path), "a text or a path")
+    require("the name of a variant", variant, str, "a text")
+    require("a data root", root, (str, Path, NoneType), "a path or a text")
     root = Path(root) if root else default_data_root()
     name = str(name)
     if ":" in name and not variant and not Path(name).exists():
@@ -43,6 +47,20 @@ def load(
     variant = chosen_variant(name, variant)
     folder = find_prepared(root, prepared_name(name, variant)) or prepare(name, root, variant, progress)
     return replace(open_dataset(folder), rotated=name in (omniglot.NAME, drawings.NAME))
+
+
+def require_familiar(file: Path, name: str, variant: str, root: Path | None) -> None:
+    """Refuse to read a folder just because a model's file names it: only benchmarks, and data used here before."""
+    if (
+        name in NAMES
+        or not Path(name).exists()
+        or own.has_been_prepared(Path(name), root or default_data_root(), variant)
+    ):
+        return
+    raise UserError(
+        f"{file} says that it was trained on {name!r}, which has not been used here; name the dataset yourself if it "
+        "is to be read."
+    )
 
 
 def chosen_variant(name: str, variant: str) -> str:

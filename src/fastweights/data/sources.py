@@ -1,20 +1,24 @@
 """Files as people have them: a folder, a zip, several zips in folders, a zip in a zip. Nothing is unpacked to disk.
 
-An archive is not trusted: entries that point outside it, sizes typical of zip bombs, and damage are refused.
+An archive is not trusted: entries that point outside it, links, names that occur twice, sizes typical of zip bombs, and
+damage are refused.
 """
 
 import io
 import lzma
 import os
+import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path, PureWindowsPath
+from typing import BinaryIO
 
 from fastweights.utils.errors import UserError
 from fastweights.utils.files import replacing
+from fastweights.utils.reading import open_plain, read_plain, require_plain
 
 LARGEST_FILE = 2**28
 """Bytes in one file; the largest archive expected inside another is Omniglot's, of 10 MB."""
@@ -41,11 +45,13 @@ class Files(ExitStack):
             for path in paths:
                 if not path.exists():
                     raise UserError(f"{path} does not exist.")
+                if not path.is_dir():
+                    require_plain(path, LARGEST_TOTAL)
                 for file in files_under(path):
                     if file.suffix.lower() == ".zip":
-                        self._add_zip(file, str(file), 1)
+                        self._add_zip(self.enter_context(_opened_zip(file)), str(file), 1)
                     else:
-                        self._readers[str(file)] = partial(_read_plain, file)
+                        self._readers[str(file)] = partial(read_file, file)
         except BaseException:
             self.close()
             raise
@@ -58,17 +64,21 @@ class Files(ExitStack):
     def read(self, name: str) -> bytes:
         return self._readers[name]()
 
-    def _add_zip(self, file: Path | io.BytesIO, label: str, depth: int) -> None:
+    def _add_zip(self, file: BinaryIO, label: str, depth: int) -> None:
         try:
             archive = self.enter_context(zipfile.ZipFile(file))
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise UserError(f"{label} is not a whole zip file ({error}); delete it and get or copy it again.") from None
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
         _refuse_dangerous(entries, label)
+        taken: set[str] = set()
         for entry in entries:
             inside = _name_of(entry).replace("\\", "/")
             if any(_is_junk(part) for part in inside.split("/")):
                 continue
+            if inside in taken:
+                raise UserError(f"{label} is refused: it has two entries called {inside!r}; pack it again.")
+            taken.add(inside)
             name = f"{label}/{inside}"
             if entry.filename.lower().endswith(".zip") and depth < DEEPEST:
                 self._inner_bytes += entry.file_size
@@ -77,6 +87,13 @@ class Files(ExitStack):
                 self._add_zip(io.BytesIO(_read_entry(archive, entry, label)), name, depth + 1)
             else:
                 self._readers[name] = partial(_read_entry, archive, entry, label)
+
+
+def _opened_zip(path: Path) -> BinaryIO:
+    try:
+        return open_plain(path, LARGEST_TOTAL)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
 
 
 def _name_of(entry: zipfile.ZipInfo) -> str:
@@ -91,7 +108,7 @@ def _name_of(entry: zipfile.ZipInfo) -> str:
 
 def files_under(path: Path) -> Iterator[Path]:
     """The file itself, or all files in a folder; links to folders are followed, but no folder is visited twice."""
-    if path.is_file():
+    if not path.is_dir():
         yield path
         return
     seen = {path.resolve()}
@@ -120,6 +137,14 @@ def _refuse_dangerous(entries: Sequence[zipfile.ZipInfo], label: str) -> None:
         windows = PureWindowsPath(name)  # takes both kinds of slashes
         if ".." in windows.parts or windows.root or windows.drive:
             raise UserError(f"{label} is refused: its entry {name!r} points outside the archive.")
+        if "\0" in entry.orig_filename:  # behind which zipfile cuts a name off
+            raise UserError(
+                f"{label} is refused: its entry {entry.orig_filename!r} has a NUL in its name; pack it again."
+            )
+        kind = stat.S_IFMT(entry.external_attr >> 16)  # as a Unix packed it; elsewhere 0
+        if kind not in (0, stat.S_IFREG):
+            what = "a link" if kind == stat.S_IFLNK else "no plain file"
+            raise UserError(f"{label} is refused: its entry {name!r} is {what}; pack the files themselves.")
         packed_too_well = entry.file_size > max(HARMLESS, HIGHEST_RATIO * entry.compress_size)
         if packed_too_well or entry.file_size > LARGEST_FILE:
             size = f"{entry.file_size:,} bytes"
@@ -141,11 +166,10 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, label: str) ->
         raise UserError(f"{label}: {entry.filename!r} cannot be read ({error}); get the archive again.") from None
 
 
-def _read_plain(path: Path) -> bytes:
+def read_file(path: Path | str) -> bytes:
+    """The bytes of a plain file that is not too large."""
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise UserError(f"{path} has {path.stat().st_size:,} bytes, more than any file expected here.")
-        return path.read_bytes()
+        return read_plain(path, LARGEST_FILE)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
 

@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from fastweights.data.items import Dataset, Items
-from fastweights.data.prepared import default_data_root, is_prepared, load_array, prepared_folder, read_manifest, save
+from fastweights.data.prepared import (
+    default_data_root,
+    is_prepared,
+    load_array,
+    prepared_folder,
+    save,
+    verified_manifest,
+)
 from fastweights.utils.errors import UserError
 
 VERSION = 1
@@ -88,8 +95,7 @@ def load(root: Path | None = None, seed: int = 0, progress: Callable[[float], No
             arrays[f"{split}_offsets"] = np.arange(classes + 1, dtype=np.int64) * DRAWINGS
         facts = {"name": "strokes", "version": VERSION, "seed": seed, "classes": SPLITS, "drawings": DRAWINGS}
         save(folder, arrays, facts)
-    manifest = read_manifest(folder)
-    assert manifest is not None, f"{folder} was deleted while it was opened"
+    manifest = verified_manifest(folder)
     splits = {}
     for split, classes in SPLITS.items():
         names = tuple(f"{split}-{number:04d}" for number in range(classes))

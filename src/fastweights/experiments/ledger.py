@@ -9,7 +9,7 @@ import functools
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin
@@ -21,11 +21,12 @@ from fastweights.evaluation import Evaluation
 from fastweights.experiments.plan import Key
 from fastweights.experiments.recipes import RECIPES, VARIANTS, Settings, settings_by
 from fastweights.experiments.tables import ORACLE, parse_experiment
-from fastweights.learners.registry import PRESETS, LearnerSettings, build_learner
+from fastweights.learners.registry import PRESETS, LearnerSettings, sketched
 from fastweights.training.settings import TrainSettings
 from fastweights.utils import retired
+from fastweights.utils.digests import DIGEST, digest_of_json, parse_written
 from fastweights.utils.errors import UserError
-from fastweights.utils.files import read_lines, replacing, taking_turns
+from fastweights.utils.files import read_lines, read_text, replacing, taking_turns
 from fastweights.utils.settings import is_of
 
 
@@ -35,13 +36,20 @@ class Record:
 
     @classmethod
     def from_json(cls, values: Any) -> Self:
-        """Check every field; a ValueError names the wrong one."""
+        """Check every field, and the digest, which older lines have not; a ValueError names what is wrong."""
         kinds: dict[str, Any] = {field.name: field.type for field in fields(cls)}
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
-        for odd in sorted(set(values) ^ set(kinds)):
+        if DIGEST in values:
+            if values[DIGEST] != digest_of_json(values):
+                raise ValueError("it is damaged: its contents do not match their digest")
+            values = {name: value for name, value in values.items() if name != DIGEST}
+        came_later = {field.name for field in fields(cls) if field.default is not MISSING}
+        for odd in sorted((set(values) ^ set(kinds)) - (came_later - set(values))):
             raise ValueError(f"the field {odd!r} is {'missing' if odd in kinds else 'not known'}")
         for name, kind in kinds.items():
+            if name not in values:
+                continue
             either = get_args(kind) if isinstance(kind, UnionType) else (kind,)
             if not any(is_of(values[name], get_origin(one) or one) for one in either):
                 raise ValueError(f"the field {name!r} holds {str(values[name])[:40]!r}")
@@ -50,7 +58,7 @@ class Record:
         return record
 
     def to_json(self) -> str:
-        return json.dumps(vars(self), ensure_ascii=False)
+        return json.dumps({**vars(self), DIGEST: digest_of_json(vars(self))}, ensure_ascii=False)
 
     def check(self) -> None:
         """Raise a ValueError if the fields do not fit together."""
@@ -128,6 +136,9 @@ class Line(_OfRun):
     """Of the code; "a..b" where a started the training and b finished or tested it."""
     data_hash: str
     config: dict[str, Any]
+    side_by_side: int = 1
+    """The most runs that shared the device with it, itself among them: where they are several, `train_seconds` and
+    `tasks_per_second` say less of its speed than of the company."""
 
     @property
     def trained_on_validation(self) -> bool:
@@ -156,8 +167,7 @@ class Line(_OfRun):
 @functools.cache
 def is_transductive(learner: str) -> bool:
     """Whether a learner, by its settings as JSON, answers the queries of a task jointly."""
-    with torch.device("meta"):
-        return build_learner(LearnerSettings.from_json(json.loads(learner))).transductive
+    return sketched(LearnerSettings.from_json(json.loads(learner))).transductive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +218,10 @@ def are_points(values: Any, size: int) -> bool:
     )
 
 
+MOST_ANSWERS = 2**26
+"""Bytes of answers, unpacked: a few hundred are packed as a hundred thousand are."""
+
+
 def pack(counts: np.ndarray) -> str:
     """Small numbers as text: 16 bits each, deflated, base64."""
     return base64.b64encode(zlib.compress(counts.astype("<u2").tobytes(), 9)).decode()
@@ -215,7 +229,11 @@ def pack(counts: np.ndarray) -> str:
 
 def unpack(text: str) -> np.ndarray:
     try:
-        return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<u2").astype(np.int64)
+        unpacking = zlib.decompressobj()
+        data = unpacking.decompress(base64.b64decode(text, validate=True), MOST_ANSWERS)
+        if not unpacking.eof or unpacking.unused_data:
+            raise ValueError("answers that are cut off, too many, or followed by something else")
+        return np.frombuffer(data, "<u2").astype(np.int64)
     except zlib.error as error:
         raise ValueError(f"answers that cannot be unpacked ({error})") from None
 
@@ -237,10 +255,13 @@ def _read(path: Path, kind: type[Any]) -> dict[str, Any]:
     """The records of a file by their text. The text is kept when the file is written again, retired names included."""
     records: dict[str, Any] = {}
     known: set[Key] = set()
-    for number, text in enumerate(read_lines(path), 1):
+    lines = read_lines(path)
+    if lines and not read_text(path).endswith("\n"):
+        raise UserError(f"{path}, line {len(lines)}: it is cut off; restore the file from version control.")
+    for number, text in enumerate(lines, 1):
         try:
-            record = kind.from_json(json.loads(text))
-        except (ValueError, RecursionError, UserError) as error:
+            record = kind.from_json(parse_written(text))
+        except (ValueError, UserError) as error:
             raise UserError(f"{path}, line {number}: {error}; restore the file from version control.") from None
         if record.key in known:
             raise UserError(f"{path}, line {number}: {record.name} is there a second time; remove one of them.")
@@ -333,15 +354,24 @@ class Merged:
     """Runs that this ledger has with another number: the first one stays."""
 
 
+def _line_or_text(text: str) -> Line | str:
+    """A line that was retired, or its text where it is not what lines are now."""
+    try:
+        return Line.from_json(parse_written(text))
+    except (ValueError, UserError):
+        return text
+
+
 def merge(ledger: Path, other: Path) -> Merged:
     """Add the lines of a ledger from another machine, with their details."""
     if not other.is_file():
         raise UserError(f"{other} does not exist; name the runs.jsonl of another machine.")
     here = {line.key: line for line in read(ledger)}
     theirs, their_details = _read(other, Line), read_details(other)
-    gone = set(read_lines(retired_path(ledger)))
-    new = [line for text, line in theirs.items() if line.key not in here and text not in gone]
-    refused = [line for text, line in theirs.items() if here.get(line.key, line) != line and text not in gone]
+    gone = [_line_or_text(text) for text in read_lines(retired_path(ledger))]
+    left = [line for text, line in theirs.items() if line not in gone and text not in gone]
+    new = [line for line in left if line.key not in here]
+    refused = [line for line in left if here.get(line.key, line) != line]
     append(ledger, new, [their_details[line.key] for line in new if line.key in their_details])
     known = len(theirs) - len(new) - len(refused)
     return Merged(len(new), known, tuple(line.name for line in refused))

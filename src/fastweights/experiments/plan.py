@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from fastweights.experiments.recipes import RECIPES, VARIANTS, leave_one_out_of
+from fastweights.experiments.recipes import RECIPES, VARIANTS, changes_of, leave_one_out_of
 from fastweights.experiments.tables import (
     ABLATION,
     ABLATION_CELL,
@@ -14,11 +14,14 @@ from fastweights.experiments.tables import (
     parse_experiment,
 )
 from fastweights.learners.registry import PRESETS, find_preset, reads_text
+from fastweights.training.settings import TrainSettings
 from fastweights.utils import retired
 from fastweights.utils.errors import UserError, unknown
 
 Key = tuple[str, str, str, str, str, int]
 """What identifies a line of the ledger: experiment, protocol, learner, variant, recipe, seed."""
+SMALL_STEP = 16
+"""Steps of up to this many tasks leave most of a GPU idle."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,32 @@ def runs_of_step(step: Step, seeds: int) -> list[Run]:
 def missing(runs: Sequence[Run], known: Container[Key]) -> list[Run]:
     """The runs with a test that has no line yet, given the keys of all lines."""
     return [run for run in runs if any(key not in known for key in run.keys)]
+
+
+def side_by_side_groups(runs: Sequence[Run], at_once: int) -> list[list[Run]]:
+    """Runs to be trained at the same time, each group where its first run stood.
+
+    Up to `at_once` runs of one dataset by one recipe, where their steps are too small to fill a GPU; the others alone.
+    """
+    groups: list[list[Run]] = []
+    open_groups: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        kind = parse_experiment(run.training).dataset, run.protocol, run.recipe
+        group = open_groups.get(kind, []) if at_once > 1 and has_small_steps(run) else None
+        if group and len(group) < at_once:
+            group.append(run)
+            continue
+        groups.append([run])
+        if group is not None:
+            open_groups[kind] = groups[-1]
+    return groups
+
+
+def has_small_steps(run: Run) -> bool:
+    """Whether a run leaves most of a GPU idle: few tasks in a step, and no pre-training, which has large batches."""
+    changes = changes_of(run.recipe, run.training, run.learner, run.variant).training
+    training = TrainSettings(**changes)
+    return not training.pretrain_steps and training.tasks_per_step <= SMALL_STEP
 
 
 def choose(wanted: Sequence[str], seeds: int, recipe: str = "", learner: str = "", protocol: str = "") -> list[Run]:

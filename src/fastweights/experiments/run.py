@@ -9,7 +9,8 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,10 +19,11 @@ import numpy as np
 import torch
 
 from fastweights.data import Dataset, load
+from fastweights.data.items import Items
 from fastweights.evaluation import Evaluation, evaluate
 from fastweights.experiments import ledger
 from fastweights.experiments.ledger import Details, Line
-from fastweights.experiments.plan import Key, Run, missing
+from fastweights.experiments.plan import Key, Run, missing, side_by_side_groups
 from fastweights.experiments.recipes import Settings, settings_by
 from fastweights.experiments.tables import parse_experiment
 from fastweights.learners import saved as files
@@ -29,10 +31,12 @@ from fastweights.learners.prototypical import Prototypical
 from fastweights.tasks.all_words import AllWordsTasks
 from fastweights.tasks.episodes import EvaluationTasks
 from fastweights.training import checkpoint
+from fastweights.training.interrupts import StopRequest
 from fastweights.training.logs import JsonlLog, Sink
 from fastweights.training.loop import CHECKPOINT, LOG, Outcome, Training, resume
 from fastweights.training.pretraining import EncoderCache
 from fastweights.training.settings import TrainSettings
+from fastweights.training.side_by_side import Turns, in_one_go, side_by_side
 from fastweights.utils.devices import device_name
 from fastweights.utils.errors import UserError
 from fastweights.utils.files import Taken, alone_in, read_lines, read_text, replacing
@@ -42,6 +46,9 @@ COMMIT = "commit"
 """The file in a run's folder with the commit that started it."""
 CURVE_POINTS = 100
 """Points of a learning curve that are kept."""
+CPU = torch.device("cpu")
+AT_ONCE = {"cuda": 5}
+"""How many runs of small steps are trained side by side on a kind of device, unless told otherwise; elsewhere one."""
 
 Job = TypeVar("Job")
 Say = Callable[[str], None]
@@ -98,54 +105,91 @@ def reproduce(
     say: Say,
     sinks: Sinks = lambda run: [],
     progress: Report | None = None,
+    at_once: int = 1,
 ) -> Summary[Run]:
-    """Run what is missing, in this order, until the deadline (by `time.monotonic`)."""
-    dataset_of = loader(workspace, progress)
+    """Run what is missing, in this order, until the deadline (by `time.monotonic`); small runs `at_once`."""
+    dataset_of, items_of, request = loader(workspace, progress), _on_device(workspace.device), StopRequest()
 
-    def do(run: Run) -> list[str] | None:
+    def do(run: Run) -> Turns[list[str] | None]:
         with alone_in(workspace.folder / run.folder, may_vanish=True):
             known = _known(ledger_path)
             if not missing([run], known):
                 return []  # another process has finished it
-            results = carry_out(run, dataset_of(run), workspace, deadline, say, sinks)
+            dataset = dataset_of(run)
+            if request.asked:
+                return None
+            results = yield from in_turns(
+                run, dataset, workspace, deadline, say, sinks, request=request, items=items_of(dataset)
+            )
             new = [pair for pair in results or () if pair[0].key not in known]
             ledger.append(ledger_path, [line for line, _ in new], [details for _, details in new])
         return None if results is None else [_sentence(line) for line, _ in new]
 
     wanted = missing(runs, _known(ledger_path))
-    summary = work_through(wanted, do, say, deadline)
+    with request.listening():
+        summary = work_by_turns(side_by_side_groups(wanted, at_once), do, say, deadline, workspace.device, request)
     return replace(summary, left=len(missing(wanted, _known(ledger_path))))
+
+
+def _on_device(device: torch.device) -> Callable[[Dataset], Mapping[str, Items]]:
+    """What brings the splits of a dataset to the device, once for all runs until one wants another dataset."""
+    there: dict[tuple[str, str], Mapping[str, Items]] = {}
+
+    def items_of(dataset: Dataset) -> Mapping[str, Items]:
+        key = dataset.full_name, dataset.content_hash
+        if key not in there:
+            there.clear()
+            there[key] = {name: items.to(device) for name, items in dataset.splits.items()}
+        return there[key]
+
+    return items_of
 
 
 def work_through(
     jobs: Iterable[Job], do: Callable[[Job], list[str] | None], say: Say, deadline: float = math.inf
 ) -> Summary[Job]:
-    """Do one job after another, until one is interrupted; what fails is said, and the others are done.
+    """Do one whole job after another: see `work_by_turns`."""
 
-    `do` returns what is to be said of a job: nothing where there was nothing to do, None where it was interrupted.
+    def in_one_turn(job: Job) -> Turns[list[str] | None]:
+        yield from ()
+        return do(job)
+
+    return work_by_turns(([job] for job in jobs), in_one_turn, say, deadline)
+
+
+def work_by_turns(
+    groups: Iterable[Sequence[Job]],
+    do: Callable[[Job], Turns[list[str] | None]],
+    say: Say,
+    deadline: float,
+    device: torch.device = CPU,
+    request: StopRequest | None = None,
+) -> Summary[Job]:
+    """Do one group of jobs after another, those of a group side by side, until one is interrupted.
+
+    `do` returns what is to be said of a job: nothing where there was nothing to do, None where it was interrupted. What
+    fails is said, and the others are done.
     """
     finished: list[Job] = []
     failed: list[str] = []
-    for job in jobs:
-        if time.monotonic() >= deadline:
+    unfinished: list[Job] = []
+    for group in groups:
+        if request is not None and request.asked:
+            unfinished += group
+        if unfinished or time.monotonic() >= deadline:
             break
-        try:
-            sentences = do(job)
-        except Taken as taken:
-            say(f"{job}: {taken}")
-            continue
-        except UserError as error:  # a NaN loss, for example: go on with the others
-            failed.append(f"{job}: {error}")
-            say(failed[-1])
-            continue
-        finally:
+        for job, ended in side_by_side({job: do(job) for job in group}, device):
             gc.collect()  # a training is a reference cycle, which on a GPU holds the memory of its graphs
-        if sentences is None:
-            return Summary(tuple(finished), job, tuple(failed))
-        finished += [job] if sentences else []
-        for sentence in sentences:
-            say(sentence)
-    return Summary(tuple(finished), None, tuple(failed))
+            if isinstance(ended, UserError):  # a NaN loss, for example: go on with the others
+                failed += [] if isinstance(ended, Taken) else [f"{job}: {ended}"]
+                say(f"{job}: {ended}")
+            elif ended is None:
+                unfinished.append(job)
+            else:
+                finished += [job] if ended else []
+                for sentence in ended:
+                    say(sentence)
+    return Summary(tuple(finished), unfinished[0] if unfinished else None, tuple(failed))
 
 
 def _sentence(line: Line) -> str:
@@ -174,20 +218,41 @@ def carry_out(
     run: Run, dataset: Dataset, workspace: Workspace, deadline: float, say: Say, sinks: Sinks
 ) -> list[tuple[Line, Details]] | None:
     """Train or continue, and test; None where time was up before the end."""
+    request = StopRequest()
+    with request.listening():
+        return in_one_go(in_turns(run, dataset, workspace, deadline, say, sinks, request=request))
+
+
+def in_turns(
+    run: Run,
+    dataset: Dataset,
+    workspace: Workspace,
+    deadline: float,
+    say: Say,
+    sinks: Sinks,
+    *,
+    request: StopRequest,
+    items: Mapping[str, Items] | None = None,
+) -> Turns[list[tuple[Line, Details]] | None]:
+    """Likewise in turns with other runs, until the request to stop; `items` are the dataset's on the device."""
     folder, settings = workspace.folder / run.folder, settings_of(run, dataset, workspace.precision)
     tests = {name: test_tasks(name, dataset, settings[1]) for name in run.experiments}
     found = started_in(folder)
     if found != settings:
         _take_from_search(workspace.search_folder(settings), settings, folder)
-    training = start_or_continue(settings, dataset, workspace, folder)
+    training = start_or_continue(settings, dataset, workspace, folder, items)
+    training.request = request
     other = f", since the checkpoint in {folder} has other settings" if found else ""
     step, steps = training.counters.step, settings[1].steps
     say(f"{run}: " + (f"continues from step {step:,} of {steps:,}" if training.counters.begun else f"starts{other}"))
-    outcome, log = run_logged(training, folder, sinks(run), deadline=deadline)
+    with _logging(training, folder, sinks(run)):
+        yield from training.visits(deadline)
+        outcome = training.outcome()
     if outcome.interrupted:
         say(f"{run}: stopped at step {outcome.counters.step:,} of {steps:,}")
         return None
     assert outcome.test is not None
+    log = _kept_log(training, outcome, folder)
     return [_result(run, name, tasks, training, outcome.test, log, workspace) for name, tasks in tests.items()]
 
 
@@ -207,12 +272,18 @@ def _take_from_search(searched: Path, settings: Settings, folder: Path) -> None:
             searched.rename(folder)
 
 
-def start_or_continue(settings: Settings, dataset: Dataset, workspace: Workspace, folder: Path) -> Training:
+def start_or_continue(
+    settings: Settings,
+    dataset: Dataset,
+    workspace: Workspace,
+    folder: Path,
+    items: Mapping[str, Items] | None = None,
+) -> Training:
     """Resume the training in a folder where it has these settings; otherwise start a new one."""
     if started_in(folder) == settings:
-        return resume(folder, dataset, workspace.device, cache=workspace.cache)
+        return resume(folder, dataset, workspace.device, cache=workspace.cache, items=items)
     shutil.rmtree(folder, ignore_errors=True)
-    training = Training(*settings, dataset, workspace.device, folder, cache=workspace.cache)
+    training = Training(*settings, dataset, workspace.device, folder, cache=workspace.cache, items=items)
     with replacing(folder / COMMIT) as draft:  # another may continue or test it
         draft.write_text(workspace.commit, encoding="utf-8")
     return training
@@ -229,15 +300,25 @@ def started_in(folder: Path) -> Settings | None:
 
 def run_logged(training: Training, folder: Path, sinks: Sequence[Sink], **how: Any) -> tuple[Outcome, list[Any]]:
     """Train, and read the log; at the end the learner has its best weights."""
+    with _logging(training, folder, sinks):
+        outcome = training.run(**how)
+    return outcome, _kept_log(training, outcome, folder)
+
+
+@contextmanager
+def _logging(training: Training, folder: Path, sinks: Sequence[Sink]) -> Iterator[None]:
     training.sinks = [JsonlLog(folder / LOG, training.log_step), *sinks]
     try:
-        outcome = training.run(**how)
+        yield
     finally:
         for sink in training.sinks:
             sink.close()
+
+
+def _kept_log(training: Training, outcome: Outcome, folder: Path) -> list[Any]:
     if not outcome.interrupted:
         training.learner.load_state_dict(training.best)
-    return outcome, [json.loads(text) for text in read_lines(folder / LOG)]
+    return [json.loads(text) for text in read_lines(folder / LOG)]
 
 
 def provenance(training: Training, workspace: Workspace, folder: Path) -> dict[str, Any]:
@@ -283,6 +364,7 @@ def _result(
         train_tasks=counters.step * s.tasks_per_step,
         train_seconds=round(counters.seconds, 2),
         tasks_per_second=round(statistics.median(rates), 1) if rates else 0.0,
+        side_by_side=counters.side_by_side,
     )
     line.check()
     queries = s.way * s.queries

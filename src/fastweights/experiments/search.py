@@ -20,8 +20,9 @@ from fastweights.experiments.tables import PROTOCOLS
 from fastweights.learners.registry import check_overrides, names_of, settings_of
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.errors import UserError, unknown
-from fastweights.utils.files import alone_in, append_lines, read_lines
+from fastweights.utils.files import alone_in, append_lines, read_lines, read_text
 from fastweights.utils.progress import Report
+from fastweights.utils.reading import parse_json
 from fastweights.utils.settings import KINDS, is_of, tupled
 
 SEARCH = "search.jsonl"
@@ -84,7 +85,7 @@ class SearchResult(Record):
 def read_candidates(path: Path) -> list[Candidate]:
     """A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}; also "protocol" and "seed"."""
     try:
-        return [_candidate(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        return [_candidate(entry) for entry in parse_json(read_text(path))]
     except OSError:
         raise UserError(f"{path} cannot be read; name a JSON file of configurations.") from None
     except (ValueError, TypeError) as error:

@@ -251,5 +251,5 @@ class NormAct(torch.autograd.Function):
 def norm_act(z: Tensor, norm: nn.BatchNorm2d, slope: float) -> Tensor:
     """leaky_relu(norm(z)) of z (B, H, W, F), in training or at test time."""
     if norm.training:
-        return NormAct.apply(z, norm.weight, norm.bias, norm, slope)  # type: ignore[no-any-return]
+        return NormAct.apply(z, norm.weight, norm.bias, norm, slope)
     return apply(z, *constants(norm), slope)

@@ -377,7 +377,7 @@ class FirstLayer(torch.autograd.Function):
 def first_layer(images: Tensor, weight: Tensor, norm: nn.BatchNorm2d, slope: float, *, pool: bool) -> Tensor:
     """The layer in training, or with batch norm's running statistics."""
     if norm.training:
-        return FirstLayer.apply(images, weight, norm.weight, norm.bias, norm, slope, pool)  # type: ignore[no-any-return]
+        return FirstLayer.apply(images, weight, norm.weight, norm.bias, norm, slope, pool)
     framed = frame(images)
     matrix = filter_matrix(weight, framed.shape[-1])
     return forward(framed, sizes_of(images), matrix, *constants(norm), slope, pool, train=False)[0]

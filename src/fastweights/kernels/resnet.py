@@ -202,7 +202,8 @@ class Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return *_join_backward(ctx, *ctx.saved_tensors, None, grads[0].contiguous()), None, None
+        z, winner, known = ctx.saved_tensors
+        return *_join_backward(ctx, z, winner, known, None, grads[0].contiguous()), None, None
 
 
 class FirstJoin(torch.autograd.Function):
@@ -221,7 +222,8 @@ class FirstJoin(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        dz, d_matrix, d_gain, d_bias = _join_backward(ctx, *ctx.saved_tensors, grads[0].contiguous())
+        z, winner, known, images = ctx.saved_tensors
+        dz, d_matrix, d_gain, d_bias = _join_backward(ctx, z, winner, known, images, grads[0].contiguous())
         return dz, None, (d_matrix.T / 255)[:, :, None, None], d_gain, d_bias, None, None
 
 
@@ -237,26 +239,28 @@ def convolve(x: Tensor, convolution: nn.Conv2d) -> Tensor:
     return F.conv2d(x.permute(0, 3, 1, 2), filters, padding=convolution.padding).permute(0, 2, 3, 1).contiguous()
 
 
-def first_block(
-    images: Tensor, convolutions: list[nn.Conv2d], norms: list[nn.BatchNorm2d], shortcut: nn.Conv2d, slope: float
-) -> Tensor:
+Parts = tuple[list[nn.Conv2d], list[nn.BatchNorm2d], nn.Conv2d]
+"""Of a block: convolutions, their batch norms, and the shortcut."""
+
+
+def first_block(images: Tensor, parts: Parts, slope: float) -> Tensor:
     """The block above an image: (B, H, W, C) uint8 -> (B, HP, WP, F)."""
+    convolutions, norms, shortcut = parts
     x = first_layer(images, convolutions[0].weight, norms[0], slope, pool=False)
     x = batch_norm.norm_act(convolve(x, convolutions[1]), norms[1], slope)
     z, norm = convolve(x, convolutions[2]), norms[2]
     if norm.training:
-        return FirstJoin.apply(z, images, shortcut.weight, norm.weight, norm.bias, norm, slope)  # type: ignore[no-any-return]
+        return FirstJoin.apply(z, images, shortcut.weight, norm.weight, norm.bias, norm, slope)
     return join(z, images, shortcut_matrix(shortcut.weight), *batch_norm.constants(norm), slope, train=False)[0]
 
 
-def further_block(
-    x: Tensor, convolutions: list[nn.Conv2d], norms: list[nn.BatchNorm2d], shortcut: nn.Conv2d, slope: float
-) -> Tensor:
+def further_block(x: Tensor, parts: Parts, slope: float) -> Tensor:
     """A block above another: (B, H, W, D) -> (B, HP, WP, F)."""
+    convolutions, norms, shortcut = parts
     beside = convolve(x, shortcut)
     for convolution, norm in zip(convolutions[:-1], norms[:-1], strict=True):
         x = batch_norm.norm_act(convolve(x, convolution), norm, slope)
     z, norm = convolve(x, convolutions[-1]), norms[-1]
     if norm.training:
-        return Join.apply(z, beside, norm.weight, norm.bias, norm, slope)  # type: ignore[no-any-return]
+        return Join.apply(z, beside, norm.weight, norm.bias, norm, slope)
     return join(z, beside, None, *batch_norm.constants(norm), slope, train=False)[0]

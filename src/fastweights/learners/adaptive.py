@@ -61,9 +61,9 @@ FORGOTTEN = -1
 class ShiftSettings(Settings):
     information: str = option("df", choices=("df", "gradient"))
     """What shifts are made from: direct feedback, or error gradients."""
-    width: int = option(288, at_least=1)
+    width: int = option(288, at_least=1, at_most=10**6)
     """Units of the fully connected layer, and numbers in a key of the memory."""
-    map_units: int = option(40, at_least=1)
+    map_units: int = option(40, at_least=1, at_most=10**6)
     """Units in each hidden layer of the MLP that makes shifts."""
     similarity: str = option("scaled", choices=SIMILARITIES)
     """How queries are compared with the keys of examples."""

@@ -56,7 +56,7 @@ TRAINING = {"learning_rate": 1e-3, "tasks_per_step": 16, "steps": 20_000}
 class AdaLSTMSettings(Settings):
     information: str = option("gradient", choices=("df", "gradient"))
     """What shifts are made from: direct feedback, or error gradients."""
-    map_units: int = option(40, at_least=1)
+    map_units: int = option(40, at_least=1, at_most=10**6)
     """Units in each hidden layer of the MLPs that make shifts."""
     similarity: str = option("dot", choices=SIMILARITIES)
     """How queries are compared with the keys of examples."""

@@ -1,5 +1,6 @@
 """What every system, ours and the others, looks like from outside: two phases and a state between them."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -8,9 +9,20 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fastweights.learners.checks import State, check_floats, check_labels, check_tasks, check_words, count_classes, fits
+from fastweights.learners.checks import (
+    State,
+    check_floats,
+    check_is_state,
+    check_labels,
+    check_numbers,
+    check_tasks,
+    check_words,
+    count_classes,
+    fits,
+)
 from fastweights.nn.init import Shapes
 from fastweights.tasks.episodes import Episode
+from fastweights.utils.arguments import shown
 from fastweights.utils.devices import items_at_once
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import at_least_float32, check_precise
@@ -41,6 +53,8 @@ class Learner(nn.Module):
     """Whether each task has an encoder of its own."""
     scales_keys: ClassVar[bool] = False
     """Whether it has a factor for its keys: see `scale_keys`."""
+    whole_numbers: ClassVar[tuple[str, ...]] = ("slots", "labels")
+    """What in a state may be int64; all else is of the type of the weights."""
     settings: Any = None
     """What it was built from, where `build_learner` built it."""
 
@@ -117,6 +131,8 @@ class Learner(nn.Module):
         """Refuse items that the encoder was not made for, where it says what it was made for."""
         shape: tuple[int | None, ...] | None = getattr(self.encoder, "item_shape", None)
         if shape is None:
+            if not isinstance(x, Tensor) or x.dim() < 2:
+                raise UserError(f"items are a tensor (tasks, items, ...), not {shown(x)}.")
             return
         named = [str(size or "length") for size in shape]
         if not isinstance(x, Tensor) or x.dim() != 2 + len(shape) or not fits(shape, x.shape[2:]):
@@ -146,6 +162,7 @@ class Learner(nn.Module):
 
     def check_state(self, state: State, x: Tensor | None = None) -> None:
         """Refuse a state of another kind of learner or another model, or of another number of tasks than items are."""
+        check_is_state(state)
         shapes = self.state_shapes
         if set(shapes) != set(state):
             raise UserError(f"{self._name} needs a state of {', '.join(shapes)}, not {', '.join(state) or 'nothing'}.")
@@ -156,6 +173,15 @@ class Learner(nn.Module):
                 raise UserError(f"this state is of another model: its {name} has the shape {found}, not ({wanted}).")
         if x is not None:
             check_tasks(state, x)
+        if not self.training and not torch.compiler.is_compiling():  # in training, what is not finite shows in the loss
+            slots = getattr(self, "slots", None) if self.has_slots else None
+            check_numbers(state, self._number_types, self.whole_numbers, slots)
+
+    @property
+    def _number_types(self) -> set[torch.dtype]:
+        """Those of its weights, in float32 or better, and those that an encoder of lower precision computes in."""
+        found = {weights.dtype for weights in self.parameters()}
+        return {torch.promote_types(one, torch.float32) for one in found} | found
 
     @property
     def _name(self) -> str:
@@ -222,7 +248,7 @@ class KeyLearner(Learner):
 
         One pass of the encoder for both; batch norm, in training, sees them together.
         """
-        all_keys = self.embed(torch.cat([episode.support_x, episode.query_x], dim=1))
+        all_keys = self.embed(joined(episode.support_x, episode.query_x))
         keys, queries = all_keys.split((episode.support_x.shape[1], episode.query_x.shape[1]), dim=1)
         return self.answer(self.bind(keys, episode.support_y, episode.way), queries), all_keys
 
@@ -233,6 +259,16 @@ class KeyLearner(Learner):
         check_labels(x, y)
         self.check_state(state, x)
         return self.bind_more(state, self.embed(x), y, count_classes(y, way, self.way_of(state)))
+
+
+def joined(support_x: Tensor, query_x: Tensor) -> Tensor:
+    """Support and queries (T, n + q, *item) in one; bytes are copied eight at a time, which torch does not do."""
+    both, item = (support_x, query_x), support_x.shape[2:]
+    aligned = all(x.dtype == torch.uint8 and x.is_contiguous() and x.storage_offset() % 8 == 0 for x in both)
+    if not aligned or math.prod(item) % 8:
+        return torch.cat(both, dim=1)
+    wide = [x.flatten(2).view(torch.int64) for x in both]
+    return torch.cat(wide, dim=1).view(torch.uint8).unflatten(2, item)
 
 
 class ScaledKeys(KeyLearner):

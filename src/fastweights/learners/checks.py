@@ -1,12 +1,16 @@
 """What can be wrong with the items, labels and states that a learner is given, each said in one sentence."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
 
+from fastweights.utils.arguments import require, shown, whole_number
 from fastweights.utils.errors import UserError
 
+MOST_CLASSES = 1_000_000
+"""Classes of a task."""
 State = Mapping[str, Tensor]
 """What a learner keeps of the tasks it was told: a flat dict of tensors, each with a leading task dimension."""
 
@@ -43,6 +47,8 @@ def is_at_hand(x: Tensor) -> bool:
 
 def count_classes(labels: Tensor, way: int | None, known: int = 0) -> int:
     """N: as given, or read off the labels, never less than `known`. Labels are checked where that costs no wait."""
+    if way is not None:
+        way = whole_number("way", way, 1, MOST_CLASSES)
     if way is not None and not is_at_hand(labels):
         return max(way, known)
     lowest, highest = (int(label) for label in labels.aminmax())
@@ -63,6 +69,32 @@ def check_labels(x: Tensor, y: Tensor) -> None:
         raise UserError(f"labels are int64 tensors of at least one label, not {y.numel()} of {y.dtype}.")
 
 
+def check_is_state(state: State) -> None:
+    """Refuse what is no dict of tensors."""
+    require("a state", state, Mapping, "a dict of tensors, as `describe` returns it")
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            found = shown(tensor) if not isinstance(tensor, Tensor) else "a single number"
+            raise UserError(f"a state holds tensors with a row for each task; its {shown(name)} is {found}.")
+
+
+def check_numbers(state: State, kinds: Set[torch.dtype], whole: Sequence[str], slots: int | None) -> None:
+    """Refuse numbers of another type than the learner computes in, and on the CPU those that are none or too large."""
+    for name, tensor in state.items():
+        is_whole = name in whole and (slots is not None or not tensor.is_floating_point())
+        allowed = {torch.int64} if is_whole else kinds
+        if allowed and tensor.dtype not in allowed:
+            wanted = " or ".join(sorted(map(str, allowed)))
+            raise UserError(f"the {name} of this state are {tensor.dtype}, but this model takes {wanted}.")
+        if not is_at_hand(tensor) or not tensor.numel():
+            continue
+        low, high = (bound.item() for bound in tensor.detach().aminmax())
+        if tensor.is_floating_point() and not (math.isfinite(low) and math.isfinite(high)):
+            raise UserError(f"the {name} of this state are not all numbers (NaN or infinite); describe the task again.")
+        if slots is not None and is_whole and (low < -1 or high >= slots):
+            raise UserError(f"the {name} of this state go from {low} to {high}, but the model has {slots} label slots.")
+
+
 def check_tasks(state: State, x: Tensor) -> None:
     tasks = sorted({tensor.shape[0] for tensor in state.values()})
     if tasks != [x.shape[0]]:
@@ -79,6 +111,6 @@ def check_way(way: int, slots: int) -> None:
 
 def check_label(label: int, way: int) -> None:
     if type(label) is not int:
-        raise UserError(f"a label to forget is a whole number, not {label!r}.")
+        raise UserError(f"a label to forget is a whole number, not {shown(label)}.")
     if not 0 <= label < way:
         raise UserError(f"there is no label {label} to forget: this task has the labels 0 to {way - 1}.")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.learners.base import ScaledKeys
-from fastweights.learners.checks import State, check_label, check_way
+from fastweights.learners.checks import State, check_is_state, check_label, check_way
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import add_slots, bound_logits, draw_slots
 from fastweights.nn import memory
@@ -49,7 +49,7 @@ class FastWeightsSettings(Settings):
     """Which layers have fast weights."""
     rule: str = option("hebb", choices=tuple(RULES))
     """How fast weights are written."""
-    width: int = option(288, at_least=1)
+    width: int = option(288, at_least=1, at_most=10**6)
     """Units of the fully connected layer (d_L)."""
     bias: bool = option(True)
     """Whether the slow paths of the top layers have biases."""
@@ -158,8 +158,11 @@ class FastWeights(ScaledKeys):
         return shapes
 
     def check_state(self, state: State, x: Tensor | None = None) -> None:
+        check_is_state(state)
         uncounted = {"counts", *state} == set(self.state_shapes) and "counts" not in state
-        super().check_state({**state, "counts": state["slots"]} if uncounted else state, x)
+        super().check_state(
+            {**state, "counts": state["slots"].to(next(self.hidden.parameters()).dtype)} if uncounted else state, x
+        )
         adds_up = any(layer.rule is not None and layer.rule.adds_up for layer in self._layers.values())
         if uncounted and self.balance and adds_up:
             warnings.warn(UNCOUNTED, stacklevel=3)

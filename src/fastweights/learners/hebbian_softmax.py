@@ -32,13 +32,13 @@ from fastweights.utils.settings import Settings, option
 
 @dataclass(frozen=True)
 class HebbianSoftmaxSettings(Settings):
-    presentations: int = option(5, at_least=1)
+    presentations: int = option(5, at_least=1, at_most=10_000)
     """How often the support set is presented."""
     rate: float = option(0.5, at_least=0)
     """Step size of the gradient descent on the softmax layer."""
     least_mixing: float = option(0.1, at_least=0, at_most=1)
     """The least share of memorised activations, while they are mixed in."""
-    mixing_limit: int = option(10, at_least=2)
+    mixing_limit: int = option(10, at_least=2, at_most=10**6)
     """From this presentation on activations are not mixed in any more."""
 
 

@@ -36,9 +36,9 @@ Parameters = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class MAMLSettings(Settings):
-    inner_steps: int = option(5, at_least=1)
+    inner_steps: int = option(5, at_least=1, at_most=10_000)
     """Gradient steps on a task's support set."""
-    test_steps: int = option(0, at_least=0)
+    test_steps: int = option(0, at_least=0, at_most=10_000)
     """As many of them in validation and test; 0: as many as in training."""
     inner_rate: float = option(0.01, above=0)
     """Step size of these."""

@@ -47,13 +47,13 @@ sharp enough to tell places apart. With all heads alike training stays at chance
 
 @dataclass(frozen=True)
 class MannSettings(Settings):
-    controller_units: int = option(200, at_least=1)
+    controller_units: int = option(200, at_least=1, at_most=10**6)
     """Units of the controller, an LSTM."""
-    places: int = option(128, at_least=1)
+    places: int = option(128, at_least=1, at_most=10**6)
     """Rows of the memory."""
-    place_width: int = option(40, at_least=1)
+    place_width: int = option(40, at_least=1, at_most=10**6)
     """Numbers in each row of the memory."""
-    heads: int = option(4, at_least=1)
+    heads: int = option(4, at_least=1, at_most=10_000)
     """Keys by which the memory is written and read at each step."""
     usage_decay: float = option(0.99, at_least=0, at_most=1)
     """What is left of a place's usage after a step."""
@@ -89,7 +89,7 @@ class Mann(KeyLearner):
             nn.init.normal_(weights, std=1 / math.sqrt(weights.shape[1]))
         self.keys = _linear(self.units, read)
         self.gates = _linear(self.units, s.heads)
-        self.gates.bias.detach().copy_(torch.tensor(GATES).repeat(s.heads)[: s.heads])
+        self.gates.bias.detach().copy_(torch.tensor((GATES * s.heads)[: s.heads]))
         self.strengths = _linear(self.units, s.heads, STRENGTH) if s.sharpened else None
         self.output = _linear(self.units + read, slots)
         self.place_width = s.place_width

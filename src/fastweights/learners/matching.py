@@ -54,7 +54,7 @@ class Matching(ExampleLearner):
 
 @dataclass(frozen=True)
 class ContextSettings(Settings):
-    reads: int = option(5, at_least=1)
+    reads: int = option(5, at_least=1, at_most=10_000)
     """How often a query attends to the support set before it is compared (K)."""
 
 

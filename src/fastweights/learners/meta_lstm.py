@@ -49,9 +49,9 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class MetaLSTMSettings(Settings):
-    inner_steps: int = option(12, at_least=1)
+    inner_steps: int = option(12, at_least=1, at_most=10_000)
     """Steps of the learned optimiser on a task's support set."""
-    hidden: int = option(20, at_least=1)
+    hidden: int = option(20, at_least=1, at_most=10**6)
     """Units of the LSTM that reads gradients and losses."""
 
 
@@ -121,7 +121,8 @@ class LearnedOptimiser(nn.Module):
         self.gates = nn.Linear(hidden + 2, 2)  # forget and input, each by [h, w, its last value]
         nn.init.uniform_(self.gates.weight, -0.01, 0.01)
         with torch.no_grad():
-            self.gates.bias.copy_(torch.cat([torch.empty(1).uniform_(4, 6), torch.empty(1).uniform_(-5, -4)]))
+            self.gates.bias[0].uniform_(4, 6)
+            self.gates.bias[1].uniform_(-5, -4)
 
     @full_precision
     def forward(

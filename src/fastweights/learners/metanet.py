@@ -56,9 +56,9 @@ START = 0.1
 
 @dataclass(frozen=True)
 class MetaNetSettings(Settings):
-    width: int = option(288, at_least=1)
+    width: int = option(288, at_least=1, at_most=10**6)
     """Units of the fully connected layers, and numbers in a key of the memory."""
-    parts: int = option(10, at_least=1)
+    parts: int = option(10, at_least=1, at_most=10_000)
     """Into how many parts of equal size the support set is divided for the task-level fast weights."""
 
 

@@ -29,7 +29,7 @@ LAYERS = ("fresh", "identity", "none")
 
 @dataclass(frozen=True)
 class OpenMemorySettings(Settings):
-    width: int = option(288, at_least=1)
+    width: int = option(288, at_least=1, at_most=10**6)
     """Units of the fully connected layer below the memory."""
     layer: str = option("fresh", choices=LAYERS)
     """How this layer starts: with fresh weights, passing keys on unchanged (as wide as the encoder), or not at all."""

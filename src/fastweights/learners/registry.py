@@ -5,16 +5,24 @@ Every file of this folder registers its system. Installed packages add theirs by
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from importlib.metadata import entry_points
+from types import NoneType
 from typing import Any, Self, TypeVar
 
 import torch
+from torch import Tensor
+from torch.nn.modules import module as registrations
+from torch.overrides import TorchFunctionMode
 
 from fastweights.learners.base import Learner
 from fastweights.nn.encoders import ENCODERS, Encoder
 from fastweights.utils import retired
+from fastweights.utils.arguments import require, shown, whole_number
 from fastweights.utils.errors import UserError, unknown
 from fastweights.utils.settings import Settings, check_kind, check_value, option, parse, tupled
 
@@ -47,8 +55,12 @@ Found = TypeVar("Found")
 
 def register(name: str, presets: Mapping[str, Preset] | None = None) -> Callable[[Registered], Registered]:
     """Make a learner known by a name, and models of it by theirs."""
+    require("the name of a system", name, str, "a text")
+    require("the models of a system", presets, (Mapping, NoneType), "a dict of Preset")
 
     def add(cls: Registered) -> Registered:
+        if not (isinstance(cls, type) and issubclass(cls, Learner)):
+            raise UserError(f"what is registered as {name} is a subclass of Learner, not {shown(cls)}.")
         SYSTEMS[name] = cls
         for called, chosen in (presets or {}).items():
             PRESETS[called] = Preset(chosen.what, chosen.settings, chosen.encoder, chosen.training, name)
@@ -97,11 +109,11 @@ class LearnerSettings:
     """Which kind of learner: a key of `SYSTEMS`; for a learner that is not registered, the name of its class."""
     encoder: str = option("cnn")
     """Which network computes the keys: a key of `ENCODERS`."""
-    item_shape: tuple[int, ...] = option((28, 28, 1), at_least=1)
+    item_shape: tuple[int, ...] = option((28, 28, 1), at_least=1, at_most=2**20)
     """Height, width and channels of the images; (length,) of sentences."""
-    vocabulary: int = option(0, at_least=0)
+    vocabulary: int = option(0, at_least=0, at_most=2**24)
     """Number of tokens of a text; 0 for images."""
-    slots: int = option(5, at_least=1)
+    slots: int = option(5, at_least=1, at_most=2**20)
     """Label slots (C): the most classes a task may have."""
     of_system: Settings = field(default=None)  # type: ignore[assignment]
     of_encoder: Settings = field(default=None)  # type: ignore[assignment]
@@ -117,6 +129,10 @@ class LearnerSettings:
         of_encoder: Settings | None = None,
         **options: Any,
     ) -> None:
+        for what, given in (("system", system), ("encoder", encoder)):
+            require(f"the setting {what}", given, str, "a word")
+        for what, settings in (("of_system", of_system), ("of_encoder", of_encoder)):
+            require(what, settings, (Settings, NoneType), "Settings")
         kinds = [cls.Settings for cls in (SYSTEMS.get(system, Learner), ENCODERS.get(encoder, Encoder))]
         both = [_with(kind, given, options) for kind, given in zip(kinds, (of_system, of_encoder), strict=True)]
         common = {"system": system, "encoder": encoder, "item_shape": item_shape, "vocabulary": vocabulary}
@@ -130,6 +146,8 @@ class LearnerSettings:
         for one in fields(self):
             if one.name in COMMON:
                 check_value(one, getattr(self, one.name))
+        if math.prod(item_shape) > LARGEST_ITEM:
+            raise UserError(f"items of the shape {item_shape} are larger than any that a model sees.")
 
     def __getattr__(self, name: str) -> Any:
         for settings in (self.__dict__.get("of_system"), self.__dict__.get("of_encoder")):
@@ -160,6 +178,10 @@ class LearnerSettings:
 
 COMMON = ("system", "encoder", "item_shape", "vocabulary", "slots")
 """Settings that every learner has."""
+DRAWN_IN_PLACE = frozenset(["normal_", "uniform_", "bernoulli_", "exponential_", "random_", "trunc_normal_"])
+"""How torch draws random numbers into a tensor."""
+LARGEST_ITEM = 2**26
+"""Numbers in an item: a picture of 4000 x 4000 pixels in colour has fewer."""
 OF_THE_DATA = ("item_shape", "vocabulary")
 """Those of them that follow from the data."""
 
@@ -180,8 +202,85 @@ def _with(kind: type[Settings], given: Settings | None, options: Mapping[str, An
     return kind(**{**before, **{name: value for name, value in options.items() if name in names_of(kind)}})
 
 
+def outline(settings: LearnerSettings, tensors: int) -> dict[str, Tensor] | None:
+    """Names, shapes and types of the weights that a learner would have, as tensors without numbers.
+
+    A file may claim anything: nothing of the size it claims is made, and a network is given up that outgrows a file of
+    so many tensors. None of a learner from elsewhere that cannot be built without numbers.
+    """
+    try:
+        return dict(sketched(settings, 1000 + 100 * tensors).state_dict())
+    except (UserError, _OutgrownError):
+        raise
+    except (RuntimeError, ValueError, TypeError, ArithmeticError, MemoryError, NotImplementedError) as error:
+        if not _is_ours(settings):
+            return None
+        raise UserError(f"there is no network of such settings ({' '.join(str(error).split())[:120]}).") from None
+
+
+def sketched(settings: LearnerSettings, parts: int = 100_000) -> Learner:
+    """A learner without numbers, of at most so many modules and tensors."""
+    with torch.device("meta"), _Undrawn(), _at_most(parts):
+        return build_learner(settings)
+
+
+def undrawn(settings: LearnerSettings) -> Learner:
+    """A learner whose weights are whatever was in memory, since others are going to replace them: much is saved."""
+    if not _is_ours(settings):
+        return build_learner(settings)
+    with _Undrawn():
+        return build_learner(settings)
+
+
+def _is_ours(settings: LearnerSettings) -> bool:
+    of = find_system(settings.system), find_encoder(settings.encoder)
+    return all(cls.__module__.partition(".")[0] == __package__.partition(".")[0] for cls in of)
+
+
+class _OutgrownError(UserError):
+    pass
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws nothing: of weights without numbers torch would import its compiler to do so, others are replaced."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        fills = name in DRAWN_IN_PLACE or (getattr(func, "__module__", "") == "torch.nn.init" and name.endswith("_"))
+        if fills:
+            return args[0] if args else kwargs["tensor"]
+        if func in (torch.rand, torch.randn):
+            return torch.empty(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _at_most(parts: int) -> Iterator[None]:
+    """Have a network given up that has more than so many modules and tensors."""
+    left, here = parts, threading.get_ident()
+
+    def count(*_: Any) -> None:
+        nonlocal left
+        left -= threading.get_ident() == here
+        if left < 0:
+            raise _OutgrownError("its settings call for a larger network than it holds the weights of.")
+
+    hooks = [
+        registrations.register_module_module_registration_hook(count),
+        registrations.register_module_parameter_registration_hook(count),
+        registrations.register_module_buffer_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def build_learner(settings: LearnerSettings) -> Learner:
     """A learner with fresh weights, drawn from torch's generator."""
+    require("what a learner is built from", settings, LearnerSettings, "a LearnerSettings")
     system, encoder = find_system(settings.system), find_encoder(settings.encoder)
     network = encoder.build(settings.item_shape, settings.vocabulary, settings.of_encoder)
     learner = system.build(network, settings.slots, settings.of_system)
@@ -198,6 +297,12 @@ def preset(
 
     What its authors chose by benchmark is chosen from the items (`defaults_for`). Everything can be overridden.
     """
+    require("the name of a model", name, str, "a text")
+    require("the shape of items", item_shape, (tuple, list), "a tuple of whole numbers")
+    vocabulary, way, shot = (
+        whole_number(what, value, least)
+        for what, value, least in (("vocabulary", vocabulary, 0), ("way", way, 1), ("shot", shot, 1))
+    )
     chosen = find_preset(name)
     check_overrides(name, overrides)
     system = find_system(overrides.get("system", chosen.system))
@@ -270,5 +375,4 @@ def reads_text(name: str) -> bool:
 
 def count_parameters(settings: LearnerSettings) -> int:
     """Learned numbers of a model; nothing is computed and no random number is drawn."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build_learner(settings).parameters())
+    return sum(parameter.numel() for parameter in sketched(settings).parameters())

@@ -33,7 +33,7 @@ STEEPNESS = 10.0
 
 @dataclass(frozen=True)
 class SiameseSettings(Settings):
-    width: int = option(4096, at_least=1)
+    width: int = option(4096, at_least=1, at_most=10**6)
     """Sigmoid units that are compared."""
 
 

@@ -41,11 +41,11 @@ ATTENTIONS = ((64, 32), (256, 128), (512, 256))
 
 @dataclass(frozen=True)
 class SnailSettings(Settings):
-    width: int = option(64, at_least=1)
+    width: int = option(64, at_least=1, at_most=10**6)
     """Numbers that an image becomes before it enters the sequence."""
-    temporal_filters: int = option(128, at_least=1)
+    temporal_filters: int = option(128, at_least=1, at_most=10**6)
     """Filters of each temporal convolution."""
-    shots: int = option(1, at_least=1)
+    shots: int = option(1, at_least=1, at_most=10**6)
     """Support examples of each class that the temporal convolutions reach over; attention reaches over any number."""
 
 

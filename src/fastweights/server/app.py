@@ -6,6 +6,7 @@ one sentence: {"error": "..."}. Bodies are received here and worked on in thread
 
 import asyncio
 import base64
+import errno
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -23,18 +24,21 @@ from starlette.requests import ClientDisconnect
 from starlette.staticfiles import StaticFiles
 
 from fastweights import __version__
+from fastweights.classifier.encoders import Encoder
 from fastweights.server import gallery
 from fastweights.server.bodies import DESCRIBED, file_name, inputs_of, named, received
 from fastweights.server.errors import Refusal
 from fastweights.server.guard import API, Access, Guard, error_body
 from fastweights.server.limits import Limits
 from fastweights.server.memories import Memories
-from fastweights.server.seeing import Seers, served_models
+from fastweights.server.seeing import Seers
 from fastweights.server.store import Kept, Store
 from fastweights.utils.errors import UserError
 
 THREADS = 32
 """Requests that are worked on at a time; most of them wait for the encoder."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Why nothing more can be written."""
 PAGE = package_files("fastweights.server") / "page"
 Done = TypeVar("Done")
 
@@ -43,23 +47,31 @@ class Made(BaseModel):
     """What a new memory is to be."""
 
     title: str = ""
-    model: str | None = Field("drawings", description="A shipped model, or null for a memory of embeddings.")
+    model: str | None = Field(
+        None,
+        description="A model of the service (the one it was started with, if none is named), or null for embeddings.",
+    )
 
 
 class Titled(BaseModel):
     title: str
 
 
+class Labelled(BaseModel):
+    label: str
+
+
 class MemoryOut(BaseModel):
     id: str = Field(description="Who knows it may do everything with the memory; it cannot be guessed.")
     title: str
     model: str | None
-    takes: str = Field(description="pictures, texts or embeddings.")
+    takes: str = Field(description="pictures, texts, embeddings, or pictures or texts.")
     ink: bool = Field(description="Whether pictures are seen as bright ink on dark paper.")
     width: int | None = Field(description="Numbers of a key.")
     classes: int
     examples: int
     undoable: int = Field(description="Changes that can be undone.")
+    half_life: float | None = Field(description="Days after which an example weighs half as much; null for never.")
     made: float = Field(description="Seconds since 1970.")
 
 
@@ -92,6 +104,11 @@ class AddedOut(BaseModel):
 
 class ForgottenOut(BaseModel):
     forgotten: int
+    undoable: int
+
+
+class RelabelledOut(BaseModel):
+    renamed: int = Field(description="Examples that go by the new name.")
     undoable: int
 
 
@@ -143,9 +160,10 @@ class ErrorOut(BaseModel):
 class Service:
     """All that the routes stand on."""
 
-    def __init__(self, store: Store, limits: Limits, device: str) -> None:
-        self.limits = limits
-        self.seers = Seers(limits, device)
+    def __init__(self, store: Store, limits: Limits, seers: Seers, model: str) -> None:
+        self.limits, self.seers = limits, seers
+        self.model = model
+        """Of memories for which nobody says otherwise."""
         self.memories = Memories(store, self.seers, limits)
         self.store = store
         self.pool = ThreadPoolExecutor(THREADS, "answering")
@@ -168,10 +186,11 @@ class Service:
             model=kept.model,
             takes=taught.seer.takes,
             ink=taught.seer.inky,
-            width=None if memory is None else memory.width,
-            classes=0 if memory is None else memory.classes,
-            examples=0 if memory is None else len(memory),
+            width=memory.width or None,
+            classes=memory.classes,
+            examples=len(memory),
             undoable=self.store.undoable(kept.id),
+            half_life=kept.stream.half_life,
             made=kept.made,
         )
 
@@ -180,11 +199,17 @@ class Service:
 
 
 def create_app(
-    store: Store, *, limits: Limits | None = None, access: Access | None = None, device: str = "cpu"
+    store: Store,
+    *,
+    limits: Limits | None = None,
+    access: Access | None = None,
+    device: str = "cpu",
+    encoder: Encoder | None = None,
+    model: str = "drawings",
 ) -> FastAPI:
     """The application. It closes the store when it ends."""
     limits, access = limits or Limits(), access or Access()
-    service = Service(store, limits, device)
+    service = Service(store, limits, Seers(limits, device, encoder), model)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -198,7 +223,7 @@ def create_app(
         docs_url=None,  # these would load scripts from elsewhere; api.html shows the same
         redoc_url=None,
         lifespan=lifespan,
-        responses={code: {"model": ErrorOut} for code in (403, 404, 413, 422)},
+        responses={code: {"model": ErrorOut} for code in (403, 404, 413, 422, 507)},
     )
     app.state.service = service
     app.include_router(_about(service, access))
@@ -216,7 +241,7 @@ def _about(service: Service, access: Access) -> APIRouter:
 
     @routes.get("", summary="What this service is, and what it takes")
     async def about() -> dict[str, Any]:
-        return {"fastweights": __version__, "models": served_models(), "limits": asdict(service.limits)}
+        return {"fastweights": __version__, "models": service.seers.models, "limits": asdict(service.limits)}
 
     @routes.get("/tasks/characters", summary="A ready-made task: five invented characters, four drawings of each")
     async def characters(seed: Annotated[int, Query(ge=0, lt=gallery.SEEDS)]) -> dict[str, Any]:
@@ -231,9 +256,10 @@ def _memories(service: Service, access: Access) -> APIRouter:
 
     @routes.post("/memories", status_code=201, summary="Make a memory", response_model=MemoryOut)
     async def make(said: Annotated[Made | None, Body()] = None) -> MemoryOut:
-        said = said or Made(title="", model="drawings")
+        said = said or Made()  # type: ignore[call-arg]
         title = named(said.title, limits, "memory") if said.title else ""
-        return await service.work(lambda: service.one(memories.make(title, said.model)))
+        model = said.model if "model" in said.model_fields_set else service.model
+        return await service.work(lambda: service.one(memories.make(title, model)))
 
     @routes.get("/memories", summary="List memories", response_model=MemoriesOut)
     async def listed(
@@ -330,7 +356,7 @@ def _examples(service: Service) -> APIRouter:
             now = memories.find(memory).memory
             return AddedOut(
                 examples=[row.number for row in rows],
-                classes=0 if now is None else now.classes,
+                classes=now.classes,
                 undoable=store.undoable(memory),
             )
 
@@ -348,6 +374,15 @@ def _examples(service: Service) -> APIRouter:
     async def forgotten(memory: str, **what: Any) -> ForgottenOut:
         count = await service.work(memories.forget, memory, **what)
         return ForgottenOut(forgotten=count, undoable=await service.work(store.undoable, memory))
+
+    @routes.patch(
+        "/classes",
+        summary="Give a class another name; under a name that is known they become one",
+        response_model=RelabelledOut,
+    )
+    async def relabel(memory: str, label: str, said: Labelled) -> RelabelledOut:
+        count = await service.work(memories.relabel, memory, label, named(said.label, limits))
+        return RelabelledOut(renamed=count, undoable=await service.work(store.undoable, memory))
 
     @routes.delete("/classes", summary="Forget a class, as if it had never been there", response_model=ForgottenOut)
     async def forget(memory: str, label: str) -> ForgottenOut:
@@ -463,6 +498,12 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(sqlite3.Error)
     async def unkept(request: Request, error: sqlite3.Error) -> Response:
         return refused(503, f"The database cannot be used ({error}); look at the disk.")
+
+    @app.exception_handler(OSError)
+    async def full(request: Request, error: OSError) -> Response:
+        if error.errno not in FULL:
+            raise error
+        return refused(507, f"There is no room for this ({error.strerror}); make room on the disk and try again.")
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:

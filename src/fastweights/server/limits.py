@@ -29,6 +29,8 @@ class Limits:
     """Numbers of all keys of a memory: fewer examples where keys are wide."""
     memories: int = 10_000
     """Memories of a service."""
+    store: int = 1_000_000_000
+    """Bytes of the database; what does not fit is refused until a memory is deleted."""
     undo: int = 50
     """Changes of a memory that can be undone; what older ones forgot is deleted for good."""
     resident: int = 256_000_000

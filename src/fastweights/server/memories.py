@@ -4,21 +4,34 @@ A change is written to the store first, then made in RAM, and acknowledged after
 take none: they see the memory before or after a change, never half of it.
 """
 
-import tempfile
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fastweights.classifier import files
-from fastweights.classifier.estimator import FEW, SAME, SURE, Refined
+from fastweights.classifier import Classifier
+from fastweights.classifier.answers import Answer
+from fastweights.classifier.errors import Contradiction
+from fastweights.classifier.files import Stored
 from fastweights.classifier.memory import Memory
+from fastweights.classifier.sight import Sight
+from fastweights.classifier.streams import FadingMemory, Stream
 from fastweights.server.errors import Refusal
 from fastweights.server.limits import Limits
-from fastweights.server.seeing import BLANK, Inputs, Keyed, Seer, Seers, digest_of, is_shipped, read_file
+from fastweights.server.seeing import (
+    BLANK,
+    Inputs,
+    Keyed,
+    Seer,
+    Seers,
+    as_file,
+    digest_of,
+    is_shipped,
+    sight_file,
+)
 from fastweights.server.store import Kept, New, Row, Store
 
 OVERHEAD = 200_000
@@ -26,40 +39,49 @@ OVERHEAD = 200_000
 
 
 class Taught:
-    """A memory in RAM."""
+    """A memory in RAM: a classifier, and how it sees. Examples go by their numbers."""
 
     def __init__(self, kept: Kept, seer: Seer, rows: list[Row], keys: np.ndarray) -> None:
         self.kept, self.seer = kept, seer
-        self.memory: Memory | None = None
-        if rows:
-            self.memory = Memory(keys.shape[1])
-            labels = list(dict.fromkeys(row.label for row in rows))
-            index = {label: place for place, label in enumerate(labels)}
-            self.memory.restore(
-                keys, np.array([index[row.label] for row in rows]), labels, [str(row.number) for row in rows]
-            )
-        elif kept.width is not None:
-            self.memory = Memory(kept.width)
-        self.refined = Refined(seer.sight.calibration)
+        memory = remembered(kept, rows, keys, [str(row.number) for row in rows])
+        self.classifier = Classifier.of_stored(stored(seer.sight, memory, kept.stream))
+
+    @property
+    def memory(self) -> Memory:
+        return self.classifier.memory_
 
     @property
     def size(self) -> int:
         """About how many bytes."""
-        memory, fixed = self.memory, OVERHEAD + self.seer.size
-        return fixed if memory is None else fixed + 4 * memory.width * (2 * len(memory) + 4 * memory.classes)
+        memory = self.memory
+        return OVERHEAD + self.seer.size + 4 * memory.width * (2 * len(memory) + 4 * memory.classes)
 
     def learn(self, rows: Sequence[Row], keys: np.ndarray) -> None:
-        if self.memory is None:
-            self.memory = Memory(keys.shape[1])
-        with self.memory.unchanged():
-            self.memory.add(keys, [row.label for row in rows], [str(row.number) for row in rows])
-            if len(self.memory) < FEW:
-                self.refined = Refined(self.seer.sight.calibration)
+        labels, names = [row.label for row in rows], [str(row.number) for row in rows]
+        when = None if self.kept.stream.half_life is None else [row.seen for row in rows]
+        self.classifier.add_keys(keys, labels, names, when)
 
-    def asked(self) -> Memory:
-        if self.memory is None or not self.memory.classes:
-            raise Refusal(409, "Nothing has been taught yet; show an example of two classes or more first.")
-        return self.memory
+    def answers(self, keys: np.ndarray, top: int, spoke: int) -> list[Answer]:
+        with self.memory.unchanged():
+            if not self.memory.classes:
+                raise Refusal(409, "Nothing has been taught yet; show an example of two classes or more first.")
+            return self.classifier.predict_keys(keys, top, spoke)
+
+
+def remembered(kept: Kept, rows: Sequence[Row], keys: np.ndarray, names: Sequence[str]) -> Memory:
+    """What the store holds of a memory, as a classifier has it; of width 0 while nobody knows better."""
+    memory = kept.stream.memory(keys.shape[1] if rows else kept.width or 0)
+    if rows:
+        labels = list(dict.fromkeys(row.label for row in rows))
+        index = {label: place for place, label in enumerate(labels)}
+        if isinstance(memory, FadingMemory):
+            memory.times = np.array([row.seen for row in rows], np.float64)
+        memory.restore(keys, np.array([index[row.label] for row in rows]), labels, names)
+    return memory
+
+
+def stored(sight: Sight, memory: Memory, stream: Stream) -> Stored:
+    return Stored(sight.model, memory, sight.encoder, sight.adapter, stream)
 
 
 class Memories:
@@ -71,44 +93,60 @@ class Memories:
         self._guard = threading.Lock()
 
     def make(self, title: str, model: str | None, *, start: str = "") -> str:
-        """A new, empty memory that sees by a shipped model or, without one, takes embeddings."""
-        sight = self.seers.shipped(model).sight
-        return self.store.make(title, model, digest_of(sight), sight.width, self.limits.memories, start=start)
+        """A new, empty memory that sees by a model of the service or, without one, takes embeddings."""
+        return self._make(title, self.seers.named(model), None, start=start)
 
     def take_in(self, title: str, data: bytes, *, start: str = "") -> str:
         """A new memory from a `.fw` file."""
-        stored = read_file(data, self.seers.device)
-        memory, sight = stored.memory, stored.sight
+        file = self.seers.read_file(data)
+        memory, stream = file.memory, file.stream
         self._check_room(memory.classes, len(memory), memory.width)
         labels = [str(label) for label in memory.labels]
         if max(map(len, labels)) > self.limits.name or len(set(labels)) < len(labels):
             raise Refusal(422, f"The file has names of more than {self.limits.name} characters, or some twice.")
         if any(not _is_unicode(label) for label in labels):
             raise Refusal(422, "The file has names that are no text.")
-        of = memory.class_of.tolist()
+        of, times = memory.class_of.tolist(), getattr(memory, "times", np.full(len(memory), None)).tolist()
         examples = [
-            New(labels[of[i]], _printable(memory.names[i])[: self.limits.name], memory.keys[i], None)
+            New(labels[of[i]], _printable(memory.names[i])[: self.limits.name], memory.keys[i], None, times[i])
             for i in np.argsort(memory.class_of, kind="stable").tolist()
         ]
-        seer, digest, most = self.seers.of(sight), digest_of(sight), self.limits.memories
+        chosen, log = _chosen(stream), stream.audit or []
+        return self._make(title, self.seers.of(file.sight), memory.width, start, examples, chosen, log)
+
+    def _make(
+        self,
+        title: str,
+        seer: Seer,
+        width: int | None,
+        start: str = "",
+        examples: Sequence[New] = (),
+        chosen: Mapping[str, Any] | None = None,
+        log: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        sight, most = seer.sight, self.limits.memories
+        digest, width = digest_of(sight), width or sight.width
         with self.store.turn:  # nobody throws the model away before there is a memory that needs it
             if not is_shipped(sight):
-                self.store.keep_model(digest, data)
-            return self.store.make(title, seer.name, digest, memory.width, most, start=start, examples=examples)
+                self.store.keep_model(digest, sight_file(sight))
+            return self.store.make(
+                title, seer.name, digest, width, most, start=start, examples=examples, chosen=chosen, log=log
+            )
 
     def file(self, memory: str) -> bytes:
-        """A memory as a `.fw` file."""
-        taught = self.find(memory)
-        rows, _ = self.store.examples(memory)
-        called = {str(row.number): row.name or str(row.number) for row in rows}
-        found = taught.asked()
-        with found.unchanged():
-            copy = Memory(found.width)
-            copy.restore(found.keys, found.class_of, found.labels, [called.get(n, n) for n in found.names])
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "memory.fw"
-            files.write(path, taught.seer.sight, copy)
-            return path.read_bytes()
+        """A memory as a `.fw` file, with its log if it has one."""
+        sight = self.find(memory).seer.sight
+        with self.store.turn:
+            kept, (rows, keys) = self.store.find(memory), self.store.examples(memory)
+            log = self.store.log(memory) if kept.logged else None
+        if not rows:
+            raise Refusal(409, "Nothing has been taught yet; show an example first.")
+        chosen = kept.stream
+        return as_file(
+            sight,
+            remembered(kept, rows, keys, [row.called for row in rows]),
+            Stream(chosen.half_life, chosen.limit, log),
+        )
 
     def find(self, memory: str) -> Taught:
         """A memory, from RAM if it is there."""
@@ -147,17 +185,16 @@ class Memories:
         taught = self.find(memory)
         keyed = taught.seer.see(inputs)
         names = inputs.names or [""] * len(inputs)
-        new = [New(label, n, k, p) for n, k, p in zip(names, keyed.keys, keyed.pictures, strict=True)]
+        when = None if taught.kept.stream.half_life is None else time.time()
+        new = [New(label, n, k, p, when) for n, k, p in zip(names, keyed.keys, keyed.pictures, strict=True)]
         with self.store.turn:
             taught = self.find(memory)
             self._check_width(taught, keyed.keys)
             _check_contradictions(taught, label, keyed)
-            known = taught.memory
-            classes = 0 if known is None else known.classes
-            fresh = known is None or label not in known.labels
-            width = keyed.keys.shape[1]
-            self._check_room(classes + fresh, (0 if known is None else len(known)) + len(new), width)
-            rows = self.store.add(memory, new, self.limits.undo, width=width if known is None else None)
+            known, width = taught.memory, keyed.keys.shape[1]
+            self._check_room(known.classes + (label not in known.labels), len(known) + len(new), width)
+            most, first = taught.kept.stream.limit_of(label), None if known.width else width
+            rows = self.store.add(memory, new, self.limits.undo, width=first, most=most)
             taught.learn(rows, keyed.keys)
             self._make_room()
             return rows
@@ -165,6 +202,13 @@ class Memories:
     def forget(self, memory: str, *, label: str | None = None, number: int | None = None) -> int:
         with self.store.turn:
             count = self.store.forget(memory, self.limits.undo, label=label, number=number)
+            self._drop(memory)
+            return count
+
+    def relabel(self, memory: str, label: str, new: str) -> int:
+        """Call a class otherwise."""
+        with self.store.turn:
+            count = self.store.relabel(memory, self.limits.undo, label, new)
             self._drop(memory)
             return count
 
@@ -197,54 +241,36 @@ class Memories:
         """The answer to one input with all the numbers that made it."""
         taught = self.find(memory)
         keyed = taught.seer.see(inputs)
-        (picture,) = keyed.pictures
-        if taught.memory is None or not taught.memory.classes:
-            return {"answer": None, "key": _rounded(keyed.keys[0]), "rows": [], "picture": picture}
-        found = taught.asked()
+        (picture,), found = keyed.pictures, taught.memory
+        key = _rounded(keyed.keys[0])
         with found.unchanged():
+            if not found.classes:
+                return {"answer": None, "key": key, "rows": [], "picture": picture}
             (answer,) = self._answers(taught, keyed, top, 3)
             rows = []
             for one in answer["likely"]:
                 total = found.sums[found.index(one["label"])].astype(np.float64)
                 rows.append({**one, "sum": _rounded(total), "length": float(np.linalg.norm(total))})
-        return {"answer": answer, "key": _rounded(keyed.keys[0]), "rows": rows, "picture": picture}
+        return {"answer": answer, "key": key, "rows": rows, "picture": picture}
 
     def _answers(self, taught: Taught, keyed: Keyed, top: int, spoke: int) -> list[dict[str, Any]]:
-        memory, answers = taught.asked(), []
         self._check_width(taught, keyed.keys)
-        with memory.unchanged():
-            if not memory.classes:
-                raise Refusal(409, "Everything has been forgotten; show an example first.")
-            cosines, counts, calibration = memory.cosines(keyed.keys), memory.counts, taught.refined.of(memory)
-            chances, known = calibration.probabilities(cosines, counts), calibration.knowns(cosines, counts)
-            for key, row, cosine, sure, note in zip(keyed.keys, chances, cosines, known, keyed.notes, strict=True):
-                order = np.argsort(-row, kind="stable")[:top]
-                likely = [
-                    {
-                        "label": memory.labels[place],
-                        "probability": float(row[place]),
-                        "similarity": float(cosine[place]),
-                        "examples": int(counts[place]),
-                    }
-                    for place in order
-                ]
-                parts = memory.contributions(key, memory.labels[order[0]])[:spoke]
-                answers.append(
-                    {
-                        "label": likely[0]["label"] if sure >= SURE else None,
-                        "known": float(sure),
-                        "likely": likely,
-                        "examples": [{"id": int(name), "part": part} for name, part in parts],
-                        "note": note,
-                    }
-                )
-        return answers
+        return [
+            {
+                "label": answer.label,
+                "known": answer.known,
+                "likely": [vars(one) for one in answer.likely],
+                "examples": [{"id": int(name), "part": part} for name, part in answer.examples],
+                "note": note,
+            }
+            for answer, note in zip(taught.answers(keyed.keys, top, spoke), keyed.notes, strict=True)
+        ]
 
     # Checks
 
     def _check_width(self, taught: Taught, keys: np.ndarray) -> None:
-        if taught.memory is not None and taught.memory.width != keys.shape[1]:
-            width = taught.memory.width
+        width = taught.memory.width
+        if width and width != keys.shape[1]:
             raise Refusal(422, f"The embeddings of this memory have {width} numbers, not {keys.shape[1]}.")
 
     def _check_room(self, classes: int, examples: int, width: int) -> None:
@@ -258,13 +284,18 @@ def _check_contradictions(taught: Taught, label: str, keyed: Keyed) -> None:
     """Refuse blank pictures, and those that were shown under another name: nothing can be learnt from them."""
     if BLANK in keyed.notes:
         raise Refusal(422, f"{BLANK} Draw something first.")
-    memory = taught.memory
-    if taught.seer.sight.takes_arrays or memory is None or not len(memory):
-        return
-    same = np.flatnonzero((memory.keys @ keyed.keys.T > SAME).any(1))
-    for other in {memory.labels[number] for number in memory.class_of[same]}:
-        if other != label:
-            raise Refusal(409, f"The same was shown as {str(other)!r}; forget that one first.")
+    try:
+        taught.classifier.check_keys(keyed.keys, [label] * len(keyed.keys), [""] * len(keyed.keys))
+    except Contradiction as error:
+        raise Refusal(409, f"The same was shown as {str(error.known)!r}; forget that one first.") from None
+
+
+def _chosen(stream: Stream) -> dict[str, Any]:
+    """What a file says of the coming and going of its examples, as the store keeps it."""
+    limit = stream.limit
+    limits = {str(label): int(most) for label, most in limit.items()} if isinstance(limit, Mapping) else limit
+    said = {"half_life": stream.half_life, "limit": limits, "audit": stream.audit is not None or None}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _rounded(numbers: np.ndarray) -> list[float]:

@@ -1,8 +1,10 @@
 """From a port to a running service that stops cleanly, and does not wait for clients that say nothing."""
 
 import asyncio
+import errno
 import hashlib
 import os
+import signal
 import socket
 import sys
 import warnings
@@ -14,6 +16,7 @@ import torch
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fastweights.classifier.encoders import Encoder
 from fastweights.server.app import Service, create_app
 from fastweights.server.guard import Access
 from fastweights.server.limits import Limits
@@ -37,6 +40,7 @@ def default_store() -> Path:
 
 def have_the_process() -> None:
     """What a service sets for the whole process, if it has that to itself."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # who is told to stop stops as by Ctrl-C
     torch.set_num_threads(1)  # several requests keep several cores busy; one alone is hardly faster by more
     warnings.filterwarnings("ignore", module="PIL")  # about odd pictures; what matters is checked
 
@@ -49,11 +53,15 @@ def listening(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
         bound.listen(512)
-    except socket.gaierror:
-        raise UserError(f"there is no address {host!r} here; take 127.0.0.1, or 0.0.0.0 for all networks.") from None
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"port {port} of {host} cannot be had ({why}); choose another --port.") from None
+        code, why = getattr(error, "errno", None), getattr(error, "strerror", None) or error
+        if isinstance(error, socket.gaierror) or code == errno.EADDRNOTAVAIL:
+            said = f"there is no address {host!r} here; take 127.0.0.1, or 0.0.0.0 for all networks."
+        elif code == errno.EADDRINUSE:
+            said = f"port {port} of {host} is taken, perhaps by another `fastweights serve`; choose another --port."
+        else:
+            said = f"port {port} of {host} cannot be had ({why}); choose another --port."
+        raise UserError(said) from None
     bound.set_inheritable(True)
     return bound
 
@@ -71,12 +79,21 @@ class Serving:
         access: Access | None = None,
         limits: Limits | None = None,
         device: str = "cpu",
+        encoder: Encoder | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.sock = sock
-        self.app = create_app(Store(store), limits=self.limits, access=access, device=device)
-        service: Service = self.app.state.service
-        self.memory = _first_memory(service, file, model)
+        model = model if encoder is None else encoder.name
+        how: dict[str, Any] = {"access": access, "device": device, "encoder": encoder, "model": model}
+        fresh = not store.exists()
+        self.app = create_app(Store(store, self.limits.store), limits=self.limits, **how)
+        try:
+            self.memory = _first_memory(self.app.state.service, file)
+        except BaseException:
+            self.app.state.service.close()
+            if fresh:  # nothing is left behind of a service that never was
+                store.unlink()
+            raise
         patience = self.limits.head_seconds
 
         class Patient(H11Protocol):
@@ -134,10 +151,10 @@ class Serving:
             self.sock.close()
 
 
-def _first_memory(service: Service, file: Path | None, model: str) -> str:
+def _first_memory(service: Service, file: Path | None) -> str:
     """The memory that the page opens with: the one of last time, or a new one, with the classes of a file if given."""
     if file is None:
-        start, data = f"{HOME}:{model}", b""
+        start, data = f"{HOME}:{service.model}", b""
     else:
         if not file.is_file():
             raise UserError(f"{file} is no file; name a classifier that `fastweights learn` made.")
@@ -147,5 +164,5 @@ def _first_memory(service: Service, file: Path | None, model: str) -> str:
     if known is not None:
         return known
     if file is None:
-        return service.memories.make("", model, start=start)
+        return service.memories.make("", service.model, start=start)
     return service.memories.take_in(file.stem[: service.limits.name], data, start=start)

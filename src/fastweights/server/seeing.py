@@ -19,10 +19,12 @@ import numpy as np
 from PIL import Image
 
 from fastweights.classifier import files
+from fastweights.classifier.encoders import UNASKED, Encoder, picture_in
 from fastweights.classifier.inputs import seen
-from fastweights.classifier.memory import unit
+from fastweights.classifier.memory import Memory, unit
 from fastweights.classifier.models import Model, shipped_models
 from fastweights.classifier.sight import Sight, find_sight
+from fastweights.classifier.streams import Stream
 from fastweights.classifier.texts import NAME as TEXTS
 from fastweights.classifier.texts import hashed_texts
 from fastweights.server.errors import Refusal
@@ -59,12 +61,16 @@ class Keyed:
     keys: np.ndarray
     notes: list[str | None]
     pixels: np.ndarray | None = None
-    """Pictures as the model sees them; None for other inputs."""
+    """Pictures as the model sees them."""
+    originals: Sequence[bytes] = ()
+    """Pictures as they came, where an encoder of one's own sees them."""
 
     @property
     def pictures(self) -> list[bytes | None]:
-        """The same, small, as PNG."""
-        return [None] * len(self.keys) if self.pixels is None else [shown(one) for one in self.pixels]
+        """The same, small, as PNG; None for other inputs."""
+        if self.pixels is not None:
+            return [shown(one) for one in self.pixels]
+        return [shown(np.asarray(picture_in(one, "the picture"))) for one in self.originals] or [None] * len(self.keys)
 
 
 class Seer:
@@ -84,6 +90,8 @@ class Seer:
 
     @property
     def takes(self) -> str:
+        if is_own(self.sight):
+            return "pictures or texts"
         return "pictures" if self.sight.model else "texts" if self.sight.encoder else "embeddings"
 
     @property
@@ -97,15 +105,19 @@ class Seer:
             raise Refusal(422, "There is nothing in it; send a picture, a text or an embedding.")
         if len(inputs) > self.limits.inputs:
             raise Refusal(413, f"Send at most {self.limits.inputs} at a time.")
-        if not getattr(inputs, self.takes):
+        if not any(getattr(inputs, kind) for kind in self.takes.split(" or ")):
             raise Refusal(422, f"This memory takes {self.takes}; send those, or make another.")
-        if inputs.pictures:
-            return self._pictures(inputs.pictures)
-        if inputs.texts:
-            keys = np.concatenate([some.keys for some in self.sight.encode(list(inputs.texts))])
-        else:
+        if inputs.embeddings:
             keys = self._embedded(inputs.embeddings)
-        return Keyed(keys, [None] * len(keys))
+        elif self.sight.model is not None:
+            return self._pictures(inputs.pictures)
+        else:
+            keys = self._by_encoder([self._checked(data) for data in inputs.pictures] or inputs.texts)
+        return Keyed(keys, [None] * len(keys), originals=inputs.pictures)
+
+    def _by_encoder(self, items: Sequence[bytes | str]) -> np.ndarray:
+        with self._encoding:  # what people write need not be made for several threads
+            return np.concatenate([some.keys for some in self.sight.encode(items)])
 
     def _pictures(self, pictures: Sequence[bytes]) -> Keyed:
         assert self.sight.model is not None
@@ -174,21 +186,28 @@ class Seer:
 class Seers:
     """The sights in use, each once. Those that came along in files stay as long as a memory in RAM sees by them."""
 
-    def __init__(self, limits: Limits, device: str = "cpu") -> None:
-        self.limits, self.device = limits, device
+    def __init__(self, limits: Limits, device: str = "cpu", encoder: Encoder | None = None) -> None:
+        self.limits, self.device, self.encoder = limits, device, encoder
         self._lock = threading.RLock()
         self._seers: WeakValueDictionary[str, Seer] = WeakValueDictionary()
-        self._shipped: dict[str | None, Seer] = {}
+        self._named: dict[str | None, Seer] = {}
+        if encoder is not None:
+            self._named[encoder.name] = self.of(Sight(encoder=encoder))
 
-    def shipped(self, name: str | None) -> Seer:
-        """By a shipped model, or none: embeddings."""
+    @property
+    def models(self) -> list[str]:
+        """What memories can be made with."""
+        return [*shipped_models(), TEXTS, *([] if self.encoder is None else [self.encoder.name])]
+
+    def named(self, name: str | None) -> Seer:
+        """By a shipped model, by the encoder that the service was started with, or by none: embeddings."""
         with self._lock:
-            if name not in self._shipped:
-                if name is not None and name not in served_models():
-                    known = ", ".join(served_models())
+            if name not in self._named:
+                if name is not None and name not in self.models:
+                    known = ", ".join(self.models)
                     raise Refusal(422, f"There is no model {name!r} here; there are {known}, and null for embeddings.")
-                self._shipped[name] = self.of(find_sight(name, None, None, self.device))
-            return self._shipped[name]
+                self._named[name] = self.of(find_sight(name, None, None, self.device))
+            return self._named[name]
 
     def of(self, sight: Sight) -> Seer:
         """By what came along in a file."""
@@ -205,16 +224,46 @@ class Seers:
             if known is not None:
                 return known
             if file is not None:
-                return self.of(read_file(file, self.device).sight)
-            seer = self.shipped(name)
+                return self.of(self.read_file(file).sight)
+            seer = self.named(name)
         if digest_of(seer.sight) != digest:
             raise Refusal(409, f"This memory was made with another version of {name}; teach a new one.")
         return seer
 
+    def read_file(self, data: bytes) -> files.Stored:
+        """A `.fw` file, from its bytes."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "memory.fw"
+            path.write_bytes(data)
+            try:
+                stored = files.read(path, device=self.device, encoder=UNASKED)
+                if not is_own(stored.sight):
+                    return stored
+                if self.encoder is None:
+                    raise Refusal(422, _wanted(stored.sight.name))
+                return files.read(path, device=self.device, encoder=self.encoder)
+            except UserError as error:
+                raise Refusal(422, _about("The file", str(error), path)) from None
 
-def served_models() -> list[str]:
-    """What memories can be made with."""
-    return [*shipped_models(), TEXTS]
+
+def sight_file(sight: Sight) -> bytes:
+    """What a memory sees by as a `.fw` file that knows nothing, so that nothing is kept that was to be forgotten."""
+    nothing = Memory(sight.width or 1)
+    nothing.restore(np.zeros((1, nothing.width), np.float32), np.zeros(1, np.int64), ["nothing"], ["nothing"])
+    return as_file(sight, nothing)
+
+
+def as_file(sight: Sight, memory: Memory, stream: Stream | None = None) -> bytes:
+    """A `.fw` file as bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memory.fw"
+        files.write(path, sight, memory, stream)
+        return path.read_bytes()
+
+
+def _wanted(encoder: str) -> str:
+    how = encoder if ".py:" in encoder else "my_file.py:function"
+    return f"It was made with the encoder {encoder}, which is not stored along; start the service with --encoder {how}."
 
 
 def digest_of(sight: Sight) -> str:
@@ -231,24 +280,15 @@ def is_shipped(sight: Sight) -> bool:
     return sight.encoder is None or digest_of(sight) == digest_of(Sight(encoder=hashed_texts()))
 
 
+def is_own(sight: Sight) -> bool:
+    """Whether it sees by an encoder that no file holds."""
+    return sight.encoder is not None and sight.encoder.kind == "given"
+
+
 def _weights(sight: Sight) -> int:
     model, encoder = sight.model, sight.encoder
     tensors = model.learner.state_dict() if model else dict(encoder.tensors) if encoder else {}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def read_file(data: bytes, device: str) -> files.Stored:
-    """A `.fw` file, from its bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "memory.fw"
-        path.write_bytes(data)
-        try:
-            stored = files.read(path, device=device)
-        except UserError as error:
-            raise Refusal(422, _about("The file", str(error), path)) from None
-    if stored.stream.half_life is not None:
-        raise Refusal(422, "The examples of the file fade with time, which those of a service do not.")
-    return stored
 
 
 def _about(what: str, sentence: str, path: Path) -> str:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fastweights.data.items import Dataset
 from fastweights.tasks.episodes import CHUNK, EpisodeSampler
+from fastweights.utils.arguments import require, shown, whole_number
 from fastweights.utils.errors import UserError
 from fastweights.utils.seeds import seed_of
 
@@ -27,6 +28,13 @@ class AllWordsTasks:
     def __init__(
         self, dataset: Dataset, split: str, *, way: int, shot: int, queries: int = 1, groupings: int = 5, seed: int = 0
     ) -> None:
+        require("a dataset", dataset, Dataset, "a Dataset")
+        if not isinstance(split, str) or split not in dataset.splits:
+            raise UserError(f"{dataset.full_name} has no split {shown(split)}; there are {', '.join(dataset.splits)}.")
+        way, groupings, seed = (
+            whole_number(name, value, least)
+            for name, value, least in (("way", way, 2), ("groupings", groupings, 1), ("seed", seed, 0))
+        )
         self.name = f"{dataset.full_name}/{split}/{way}-way/{shot}-shot/all/seed-{seed}"
         self.sampler = EpisodeSampler(dataset.splits[split].to("cpu"), way, shot, queries)
         if self.sampler.items.classes % way:

@@ -8,11 +8,13 @@ chunks of fixed size, so neither the learner, the device nor the batch size chan
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 
 import torch
 from torch import Tensor
 
 from fastweights.data.items import Dataset, Items
+from fastweights.utils.arguments import require, shown, whole_number
 from fastweights.utils.errors import UserError
 from fastweights.utils.seeds import seed_of
 
@@ -22,6 +24,8 @@ SPARE = 16
 """Candidate tasks drawn beyond twice the number needed, where some may be invalid."""
 PATIENCE = 20
 """How often as many are drawn again if too few of them are valid."""
+MOST_TASKS = 10_000_000
+"""Tasks of one draw."""
 TRIED, SCARCE = 500, 0.6
 """Tasks tried once where drawing again would wait for the device, and the share of them that has to be valid."""
 
@@ -57,9 +61,11 @@ class EpisodeSampler:
     """Draws tasks of `way` classes with `shot` support and `queries` query examples per class."""
 
     def __init__(self, items: Items, way: int, shot: int, queries: int) -> None:
-        for name, value, least in (("way", way, 2), ("shot", shot, 1), ("queries", queries, 1)):
-            if value < least:
-                raise UserError(f"{name} must be at least {least}, not {value}.")
+        require("a split to draw tasks from", items, Items, "Items")
+        way, shot, queries = (
+            whole_number(name, value, least)
+            for name, value, least in (("way", way, 2), ("shot", shot, 1), ("queries", queries, 1))
+        )
         if way > items.classes:
             raise UserError(f"{way}-way tasks need {way} classes, but the split has {items.classes}; lower way.")
         self.items, self.way, self.shot, self.queries = items, way, shot, queries
@@ -87,6 +93,8 @@ class EpisodeSampler:
 
     def positions(self, tasks: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw tasks as positions (T, N, K + Q) in the items: distinct classes, distinct items, in random order."""
+        tasks = whole_number("the number of tasks", tasks, 1, MOST_TASKS)
+        require("a generator", generator, (torch.Generator, NoneType), "one of torch's, or None")
         if not self.items.has_invalid_tasks:
             return self._candidates(tasks, generator)
         if not self._tried_out:  # on a GPU, counting the valid tasks of every draw would wait for the device
@@ -126,6 +134,10 @@ class EpisodeSampler:
 
     def episode(self, positions: Tensor) -> Episode:
         """Fetch the items of tasks given as positions (T, N, K + Q), on the device of the items."""
+        require("a draw of tasks", positions, Tensor, "a tensor of positions (tasks, way, shot + queries)")
+        if positions.dtype != torch.int64 or positions.shape[1:] != (self.way, self.shot + self.queries):
+            wanted = f"int64 of shape (tasks, {self.way}, {self.shot + self.queries})"
+            raise UserError(f"positions are {wanted}, not {positions.dtype} of {tuple(positions.shape)}.")
         return self.laid_out(positions).map_x(self.items.gather)
 
     def laid_out(self, positions: Tensor) -> Episode:
@@ -154,10 +166,11 @@ class EvaluationTasks:
     def __init__(
         self, dataset: Dataset, split: str, *, way: int, shot: int, queries: int, tasks: int, seed: int = 0
     ) -> None:
-        if split not in dataset.splits:
-            raise UserError(f"{dataset.full_name} has no split {split!r}; there are {', '.join(dataset.splits)}.")
-        if tasks < 1:
-            raise UserError(f"tasks must be at least 1, not {tasks}.")
+        require("a dataset", dataset, Dataset, "a Dataset")
+        if not isinstance(split, str) or split not in dataset.splits:
+            raise UserError(f"{dataset.full_name} has no split {shown(split)}; there are {', '.join(dataset.splits)}.")
+        tasks, seed = whole_number("tasks", tasks, 1, MOST_TASKS), whole_number("seed", seed, 0)
+        way, shot = whole_number("way", way, 2), whole_number("shot", shot, 1)  # as they are named below
         # Own data are named by their path, but a copy elsewhere has the same tasks.
         name = dataset.content_hash if Path(dataset.name).is_absolute() else dataset.full_name
         self.name = f"{name}/{split}/{way}-way/{shot}-shot/seed-{seed}"

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastweights.data.items import Dataset, TextItems
-from fastweights.evaluation import Evaluation, evaluate
+from fastweights.data.items import Dataset, Items, TextItems
+from fastweights.evaluation import MULTIPLE, Evaluation, evaluate, evaluating
+from fastweights.kernels.rehearsal import rehearsal
 from fastweights.learners import saved as files
 from fastweights.learners.base import KeyLearner, Learner, parameters_above
 from fastweights.learners.registry import LearnerSettings, build_learner
+from fastweights.nn.encoders.base import Encoder
 from fastweights.tasks.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.training import checkpoint
 from fastweights.training.distributed import ALONE, Ranks
@@ -24,6 +26,7 @@ from fastweights.training.objectives import MetaObjective, new_head
 from fastweights.training.pretraining import EncoderCache, Pretraining, Progress
 from fastweights.training.settings import TrainSettings
 from fastweights.training.step import EMA, Part, Rate, TrainStep, mean_of_finite
+from fastweights.utils.arguments import a_path, require
 from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import autocast
@@ -35,6 +38,10 @@ CHECKPOINT, LOG, PRETRAINED = "checkpoint.safetensors", "log.jsonl", "pretrained
 """The files of a run's folder, and the folder in it of an encoder that was pre-trained for it alone."""
 CHECKPOINT_SECONDS = 15.0
 """Checkpoints are written after a validation, but not more often than this."""
+STEPS_IN_A_VISIT = 10
+"""After so many steps another training may have its turn."""
+Visits = Generator[bool, int | None, None]
+"""A training in turns with others: see `Training.visits`."""
 
 
 @dataclass
@@ -47,6 +54,8 @@ class Counters:
     best_step: int = 0
     validated_step: int = 0
     pretrained: bool = False
+    side_by_side: int = 1
+    """The most trainings, this one among them, that shared its device by turns."""
 
     @property
     def begun(self) -> bool:
@@ -78,20 +87,27 @@ class Training:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         ranks: Ranks = ALONE,
         cache: EncoderCache | None = None,
+        items: Mapping[str, Items] | None = None,
     ) -> None:
-        """Train a learner, given as settings or as an instance with fresh weights of its own."""
+        """Train a learner, given as settings or as an instance with fresh weights of its own.
+
+        `items` are the splits of the dataset on the device, where another training has them there already.
+        """
+        require("what is trained", learner, (LearnerSettings, Learner), "a Learner, or the LearnerSettings of one")
+        require("how it is trained", settings, TrainSettings, "a TrainSettings")
+        require("what it is trained on", dataset, Dataset, "a Dataset")
         device = find_device(device)
         self.learner_settings = settings_for(learner, settings, dataset)
         check_fit(self.learner_settings, settings, dataset)
         settings = replace(settings, dataset=dataset.name, variant=dataset.variant, data_hash=dataset.content_hash)
         self.settings, self.dataset = settings, dataset
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else a_path("the folder of a run", folder)
         self.sinks, self.checkpoint_seconds = list(sinks), checkpoint_seconds
         torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
         built = learner if isinstance(learner, Learner) else build_learner(learner)
         self.learner = accelerated(built.to(device)).train()
         self._check_learner()
-        self.items = {name: items.to(device) for name, items in dataset.splits.items()}
+        self.items = {name: split.to(device) for name, split in (items or dataset.splits).items()}
         if settings.train_on_validation:
             held_out = ("val", "test") if settings.train_on_test else ("val",)
             self.items["train"] = dataset.with_held_out(*held_out).to(device)
@@ -158,7 +174,14 @@ class Training:
     @property
     def log_step(self) -> int | None:
         """From where on a log is to be written: None where there is nothing before it."""
-        return self.counters.step if self.counters.begun else None
+        return self.counters.step if self.counters.begun or self._is_pretraining_cached else None
+
+    @property
+    def _is_pretraining_cached(self) -> bool:
+        """Whether an encoder, perhaps half pre-trained, outlived a run that left no checkpoint."""
+        if self.cache is None or not self.settings.pretrain_steps:
+            return False
+        return self.cache.path(self.learner_settings, self.settings).exists()
 
     @property
     def classifier(self) -> nn.Module | None:
@@ -184,17 +207,26 @@ class Training:
     def restore(self, saved: files.Saved) -> None:
         """Go on exactly where a checkpoint was written."""
         self._owns_folder = True
+        kept = {"model", "best"} | ({"average"} if self.ema else set()) | ({"classifier"} if self.classifier else set())
+        try:
+            checkpoint.check_place(saved, self.settings, kept)
+        except ValueError as error:
+            raise UserError(f"{saved.path} is no whole checkpoint ({error}); {files.remedy_for(saved.path)}.") from None
+        files.fill(self.learner, saved.section("best"), saved.path)
+        self.best = _copy(self.learner.state_dict())
         files.fill(self.learner, saved.section("model"), saved.path)
-        self.best = {name: t.to(self.device) for name, t in saved.section("best").items()}
         if self.classifier is not None:
             files.fill(self.classifier, saved.section("classifier"), saved.path)
         try:
-            checkpoint.fill_optimizer(self.take_step.optimizer, saved.section("optimizer"))
+            steps = saved.counters["step"]
+            checkpoint.fill_optimizer(self.take_step.optimizer, saved.section("optimizer"), steps)
             if self.ema is not None:
+                files.require_fitting(self.ema.averages(), saved.section("average"), saved.path)
                 self.ema.fill(saved.section("average"))
             self.counters = Counters(**saved.counters)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise UserError(f"{saved.path} is damaged or of another version ({error!r}); train it again.") from None
+            remedy = files.remedy_for(saved.path)
+            raise UserError(f"{saved.path} is damaged or of another version ({error!r:.200}); {remedy}.") from None
 
     def run(
         self, deadline: float = math.inf, *, test: bool = True, after_pretraining: Callable[[], None] = lambda: None
@@ -203,27 +235,59 @@ class Training:
 
         Ctrl-C, the deadline (by `time.monotonic`) and too few `seconds` for pre-training leave a checkpoint to resume.
         """
-        self._deadline, self._stop, self.request.asked = deadline, False, False
+        self.request.asked = False
+        with self.request.listening():
+            for _ in self.visits(deadline, after_pretraining):
+                pass
+        return self.outcome(test=test)
+
+    def visits(self, deadline: float = math.inf, after_pretraining: Callable[[], None] = lambda: None) -> Visits:
+        """All of `run` but the test, a few steps at a time, so that others may have their turns in between.
+
+        Yields whether what comes next waits for the device; is told how many trainings take turns.
+        """
+        self._deadline, self._stop = deadline, False
         taken = self.folder is not None and not self._owns_folder and (self.folder / CHECKPOINT).exists()
         if taken and self.ranks.first:
             raise UserError(f"{self.folder} already holds a run; resume it, or choose another folder.")
         self._owns_folder = True
-        with self.request.listening():
-            if self.settings.pretrain_steps and not self.counters.pretrained:
-                self.pretrain()
-                if self.counters.pretrained:
-                    after_pretraining()
-            if self.counters.step == 0 and not self._stop:
-                self._scale_keys()
-            self._loop()
-            if self.counters.step > self._logged_step:
-                self._log()
+        if self._captures_graphs:
+            self._rehearse()
+        if self.settings.pretrain_steps and not self.counters.pretrained:
+            self.pretrain()
+            if self.counters.pretrained:
+                after_pretraining()
+        if self.counters.step == 0 and not self._stop:
+            self._scale_keys()
+        yield from self._loop()
+        if self.counters.step > self._logged_step:
+            self._log()
+        self.save()
+        if not self._stop and (self.counters.validated_step < self.counters.step or not self._has_validated):
+            self._validate()
             self.save()
-            if not self._stop and (self.counters.validated_step < self.counters.step or not self._has_validated):
-                self._validate()
-                self.save()
-            self._stop = bool(self.ranks.largest(float(self._stop or self.request.asked), self.device))
+        self._stop = bool(self.ranks.largest(float(self._stop or self.request.asked), self.device))
+
+    def outcome(self, *, test: bool = True) -> Outcome:
+        """How the run ended; where it was not interrupted, the best weights answer the test tasks now."""
         return Outcome(self.counters, self._stop, self._test() if test and not self._stop else None)
+
+    def _rehearse(self) -> None:
+        """Have the kernels of an encoder of images compiled together: those of a step and of a validation."""
+        encoder = getattr(self.learner, "encoder", None)
+        if not isinstance(encoder, Encoder) or encoder.reads_text or self.learner.adapts_encoder:
+            return
+        s, (way, shot, queries) = self.settings, self.settings.training_task
+        images = self.items["train"].values
+        some = images[torch.zeros(s.tasks_per_step * way * (shot + queries), dtype=torch.int64, device=images.device)]
+        buffers = _copy(dict(encoder.named_buffers()))
+        with rehearsal(), autocast(s.precision, self.device):
+            encoder(some).float().sum().backward()
+            with evaluating(self.learner), torch.no_grad():
+                encoder(some[: MULTIPLE["cuda"]])
+        encoder.zero_grad(set_to_none=True)
+        for name, buffer in encoder.named_buffers():
+            buffer.copy_(buffers[name])  # batch norm has seen garbage
 
     def pretrain(self) -> None:
         """Pre-train the encoder, from where the cache has it: from nothing, half way or to the end."""
@@ -279,8 +343,8 @@ class Training:
         if self.ema is not None:
             self.ema.restart()
 
-    def _loop(self) -> None:
-        counters = self.counters
+    def _loop(self) -> Visits:
+        counters, ahead = self.counters, 0
         started = self._logged_at = time.monotonic()
         before = counters.seconds
         self._logged_step = counters.step
@@ -292,7 +356,11 @@ class Training:
             self.take_step(counters.step, self._done())
             counters.step += 1
             validation_due = self._validation_is_due()
-            if validation_due or counters.step % self.settings.log_every == 0:
+            waits = validation_due or counters.step % self.settings.log_every == 0
+            ahead += 1
+            if waits or ahead == STEPS_IN_A_VISIT:
+                counters.side_by_side, ahead = max(counters.side_by_side, (yield waits) or 1), 0
+            if waits:
                 self._log()
                 self._agree(before + time.monotonic() - started)
             if validation_due:
@@ -405,7 +473,8 @@ class Training:
             path = self.folder / name
             counters = asdict(self.counters)
             use = self._vocabulary() if name == MODEL else {}
-            files.save(path, sections, self.learner_settings, self.settings.to_json(), counters, use)
+            about = self.learner_settings, self.settings.to_json(), counters, use
+            files.save(path, sections, *about, keep_former=name == CHECKPOINT)
         self._owns_folder = True
         self._saved_at = time.monotonic()
 
@@ -450,11 +519,9 @@ def capturable(learner: Learner) -> bool:
 
 
 def accelerated(learner: Learner) -> Learner:
-    """On a GPU: channels innermost in memory, and encoders compiled that gain by it and are not called in `vmap`."""
+    """On a GPU: channels innermost in memory."""
     if next(learner.parameters(), torch.empty(0)).is_cuda:
         learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if getattr(getattr(learner, "encoder", None), "compiles", False) and not learner.adapts_encoder:
-            learner.encoder.compile(dynamic=False)
     return learner
 
 
@@ -466,13 +533,15 @@ def resume(
     ranks: Ranks = ALONE,
     cache: EncoderCache | None = None,
     learner: Learner | None = None,
+    items: Mapping[str, Items] | None = None,
     **changes: Any,
 ) -> Training:
     """A run as its checkpoint left it; `changes` of steps and seconds replace these settings.
 
     A learner that is not registered has to be given again.
     """
-    folder = Path(folder)
+    folder = a_path("the folder of a run", folder)
+    require("what it is trained on", dataset, Dataset, "a Dataset")
     saved = files.load(folder / CHECKPOINT)
     before = checkpoint.training_of(saved)
     fixed = sorted(set(changes) - {"steps", "seconds"})
@@ -484,6 +553,9 @@ def resume(
         raise UserError(f"{saved.path} was trained on other data than {dataset.full_name} is now; train it again.")
     built = files.built(saved) if learner is None else learner
     settings = replace(before, **changes)
-    training = Training(built, settings, dataset, device, folder, sinks, ranks=ranks, cache=cache)
+    try:
+        training = Training(built, settings, dataset, device, folder, sinks, ranks=ranks, cache=cache, items=items)
+    except UserError as error:
+        raise UserError(f"{saved.path}: {error}") from None
     training.restore(saved)
     return training

@@ -26,6 +26,7 @@ from fastweights.training.objectives import ClassifierObjective, new_rotation_he
 from fastweights.training.settings import TrainSettings
 from fastweights.training.step import Rate, TrainStep, mean_of_finite
 from fastweights.utils import retired
+from fastweights.utils.errors import UserError
 from fastweights.utils.files import taking_turns
 from fastweights.utils.seeds import seed_of
 
@@ -37,6 +38,10 @@ NAMED_LATER = ("slope",)
 """Those of them that came later: named only where they differ from their defaults, so that older names stay."""
 OF_PRETRAINING = frozenset(["dataset", "variant", "data_hash", "augment", "precision", "seed"])
 """Settings of a training, besides those named pretrain_..., that pre-training depends on."""
+
+
+AGAIN = "delete it, and the encoder is pre-trained again"
+"""What to do about a damaged one."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class EncoderCache:
             sections["optimizer"] = checkpoint.optimizer_tensors(work.take_step.optimizer)
         counters, path = {"seconds": seconds, "step": work.step}, self.path(learner, training)
         with taking_turns(self.folder):  # another training may have come further with the same encoder
-            if not path.exists() or files.load(path).counters["step"] <= work.step:
+            if not path.exists() or _cached(path).counters["step"] <= work.step:
                 files.save(path, sections, learner, training.to_json(), counters)
 
     def take(self, work: Pretraining, learner: LearnerSettings, training: TrainSettings) -> float:
@@ -114,13 +119,29 @@ class EncoderCache:
         path = self.path(learner, training)
         if not path.exists():
             return 0.0
-        saved = files.load(path)
-        work.step = int(saved.counters["step"])
-        for name, module in (work.kept if work.done else work.modules).items():
+        saved = _cached(path)
+        steps = saved.counters["step"]
+        if steps > training.pretrain_steps:
+            raise UserError(f"{path} is at step {steps} of {training.pretrain_steps}; {AGAIN}.")
+        work.step = steps
+        modules = work.kept if work.done else work.modules
+        if set(saved.sections) != {*modules, *(() if work.done else ("optimizer",))}:
+            raise UserError(f"{path} holds {', '.join(saved.sections)}, which is no encoder at step {steps}; {AGAIN}.")
+        for name, module in modules.items():
             files.fill(module, saved.section(name), path)
         if not work.done:
-            checkpoint.fill_optimizer(work.take_step.optimizer, saved.section("optimizer"))
+            try:
+                checkpoint.fill_optimizer(work.take_step.optimizer, saved.section("optimizer"), steps)
+            except ValueError as error:
+                raise UserError(f"{path} does not fit together ({error}); {AGAIN}.") from None
         return float(saved.counters["seconds"])
+
+
+def _cached(path: Path) -> files.Saved:
+    saved = files.load(path, remedy=AGAIN)
+    if not {"step", "seconds"} <= set(saved.counters):
+        raise UserError(f"{path} does not say how far it is; {AGAIN}.")
+    return saved
 
 
 def dependencies(learner: LearnerSettings, training: TrainSettings) -> dict[str, Any]:

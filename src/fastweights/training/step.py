@@ -1,11 +1,13 @@
 """One update of the slow weights: drawing, forward, backward and optimiser, with no wait for the device.
 
-On a GPU the whole step is captured once as a CUDA graph and replayed, so that the host only says "again".
+On a GPU the whole step is captured once as a CUDA graph and replayed, so that the host only says "again". A graph has
+random numbers, memory and a stream of its own: several of them may be replayed side by side.
 """
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,8 @@ from fastweights.utils.seeds import seed_of
 
 Part = tuple[float, Iterable[Tensor]]
 """Parameters, and the share of the step size they are given."""
+METRICS_KEPT = 1024
+"""Steps whose metrics have a place on the device; then they are put aside."""
 EAGER_STEPS = 3
 """Steps taken one operation at a time before a graph is captured: libraries choose their algorithms in them."""
 
@@ -49,6 +53,7 @@ class TrainStep:
     """Takes steps towards an objective; losses stay on the device until somebody asks for them."""
 
     _graph: torch.cuda.CUDAGraph | None = None
+    _graph_draws: torch.Generator
 
     def __init__(
         self,
@@ -65,12 +70,14 @@ class TrainStep:
         ranks: Ranks = ALONE,
     ) -> None:
         self.objective, self.rate, self.seed, self.ema = objective, rate, seed, ema
-        self.ranks = ranks
+        self.ranks, self.device = ranks, device
         self.optimizer = make_optimizer(parts, rate.peak, weight_decay, device, optimizer)
         self._may_capture = graph and device.type == "cuda" and not ranks.several
         self.expect_change()
-        self._latest = torch.zeros(2, device=device)
-        self._metrics: list[Tensor] = []
+        self._metrics = torch.zeros(METRICS_KEPT, 2, device=device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        self._taken, self._put_aside = 0, list[Tensor]()
+        self._rates: list[float] = []
 
     def expect_change(self) -> None:
         """Say that the objective draws batches of another shape from now on: a graph of it has to be captured again."""
@@ -87,17 +94,26 @@ class TrainStep:
 
         Everything random in it (tasks, label noise, dropout) is a function of the seed and the step.
         """
-        set_learning_rate(self.optimizer, self.rate.at(done))
+        self._set_learning_rate(self.rate.at(done))
         if self._wants_graph and self._eager_steps >= EAGER_STEPS:
             self._capture()
-        torch.manual_seed(seed_of(f"{self.seed} step {step}"))
+        seed = seed_of(f"{self.seed} step {step}")
         if self._graph is not None:
+            self._graph_draws.manual_seed(seed)
             self._graph.replay()
-        elif self._wants_graph:
-            self._step_aside()
         else:
-            self._step()
-        self._metrics.append(self._latest.clone())
+            seed_generators(seed, self.device)
+            self._step_aside() if self._wants_graph else self._step()
+        self._taken += 1
+        if self._taken == METRICS_KEPT:
+            self._put_metrics_aside()
+
+    def _set_learning_rate(self, rate: float) -> None:
+        """On a GPU that is a kernel for each group of parameters: only where it changes."""
+        rates = [group["share"] * rate for group in self.optimizer.param_groups]
+        if rates != self._rates:
+            set_learning_rate(self.optimizer, rate)
+            self._rates = rates
 
     def _step(self) -> None:
         loss, right = self.objective()
@@ -106,11 +122,12 @@ class TrainStep:
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
-        self._latest.copy_(torch.stack([loss.detach().float(), right]))
+        self._metrics.index_copy_(0, self._place, torch.stack([loss.detach().float(), right]).unsqueeze(0))
+        self._place.add_(1)
 
     def _step_aside(self) -> None:
         """A step on a stream of its own, as the capture of a graph wants its precursors."""
-        stream = torch.cuda.Stream()
+        stream = _stream_to_capture()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._step()
@@ -123,20 +140,55 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)  # gradients must live in the graph's own memory
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with _own_random_numbers() as draws, torch.cuda.graph(graph, stream=_stream_to_capture()):
                 self._step()
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             warnings.warn(f"No CUDA graph ({reason}): going on without, more slowly.", stacklevel=2)
             torch.cuda.synchronize()
         else:
-            self._graph = graph
+            self._graph, self._graph_draws = graph, draws
+
+    def _put_metrics_aside(self) -> None:
+        self._put_aside.append(self._metrics[: self._taken].clone())
+        self._place.zero_()
+        self._taken = 0
 
     def metrics(self) -> Tensor:
         """(steps, 2) loss and accuracy of the steps since the last call. Waits for the device."""
-        taken = self.ranks.mean(torch.stack(self._metrics)).cpu()
-        self._metrics.clear()
+        self._put_metrics_aside()
+        taken = self.ranks.mean(torch.cat(self._put_aside)).cpu()
+        self._put_aside.clear()
         return taken
+
+
+def _stream_to_capture() -> torch.cuda.Stream:
+    """The current stream, unless it is the default one, on which nothing can be captured.
+
+    Matrix products share a workspace by stream: graphs captured on one stream must not be replayed at the same time.
+    """
+    current = torch.cuda.current_stream()
+    return torch.cuda.Stream() if current == torch.cuda.default_stream() else current
+
+
+@contextmanager
+def _own_random_numbers() -> Iterator[torch.Generator]:
+    """A generator that a graph captured in this context draws from, it alone."""
+    default = torch.cuda.default_generators[torch.cuda.current_device()]
+    shared, own = default.graphsafe_get_state(), default.clone_state()
+    default.graphsafe_set_state(own)
+    try:
+        yield own
+    finally:
+        default.graphsafe_set_state(shared)
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed what is drawn from on a device. `torch.manual_seed`, for all devices, takes half a millisecond on a CPU."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def mean_of_finite(metrics: Tensor, last_step: int, what: str) -> tuple[float, float]:

@@ -17,6 +17,16 @@ def say(sentence: str) -> None:
 
 
 @contextmanager
+def on_stderr() -> Iterator[None]:
+    """Print everything to standard error meanwhile: standard output is for what another program reads."""
+    former, console.stderr = console.stderr, True
+    try:
+        yield
+    finally:
+        console.stderr = former
+
+
+@contextmanager
 def bars() -> Iterator[Report]:
     """One bar on standard error for each kind of work reported."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

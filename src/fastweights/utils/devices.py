@@ -5,6 +5,7 @@ import platform
 
 import torch
 
+from fastweights.utils.arguments import require
 from fastweights.utils.errors import UserError
 
 ITEMS_AT_ONCE = {"cpu": 512, "cuda": 16384}
@@ -17,6 +18,7 @@ def items_at_once(device: torch.device) -> int:
 
 def find_device(name: torch.device | str) -> torch.device:
     """The device of a name, or a sentence that there is none; `auto` is a GPU if there is one."""
+    require("a device", name, (str, torch.device), "a name such as cpu, or one of torch's")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,6 +1,8 @@
 """Writing files so that they are there whole or not at all, and reading texts that somebody may have damaged."""
 
+import io
 import os
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fastweights.utils.errors import UserError
+from fastweights.utils.reading import LARGEST_TEXT, open_plain
 
 try:
     import fcntl
@@ -19,26 +22,47 @@ os.umask(_UMASK)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, former: Path | None = None) -> Iterator[Path]:
     """A draft beside `path` that takes its place once the block has finished and the disk has it.
 
-    The draft's name is fixed, so that one left by a killed process is overwritten; two writers take turns.
+    The draft's name is fixed, so that one left by a killed process is overwritten; two writers take turns. The file
+    that was there is kept as `former`, if that is given.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file.")
     if path.exists() and not path.is_file():  # a device, which root could replace, for everybody
         raise UserError(f"{path} is no plain file; name another.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
+    draft = draft_of(path)
     with taking_turns(path.parent):
         try:
             yield draft
             draft.chmod(0o666 & ~_UMASK)  # some libraries create files that nobody else may read
             with draft.open("rb") as written:
                 os.fsync(written.fileno())
+            if former is not None and path.exists():
+                _keep(path, former)
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _keep(path: Path, former: Path) -> None:
+    """Have a file under a second name, too, in place of what had that name; at no time is there none of either."""
+    draft = draft_of(former)
+    draft.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(path, draft)
+        except OSError:  # some disks have no second names
+            shutil.copyfile(path, draft)
+        draft.replace(former)
+    finally:
+        draft.unlink(missing_ok=True)  # left where both names were of one file already
+
+
+def draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.draft")
 
 
 def picture_format(path: Path, endings: Sequence[str] = (".png", ".jpg", ".svg", ".pdf")) -> str:
@@ -131,6 +155,7 @@ def append_lines(path: Path, texts: Iterable[str]) -> None:
 def read_text(path: Path) -> str:
     """What a file of text holds; one sentence where it is none."""
     try:
-        return path.read_text(encoding="utf-8")
+        with io.TextIOWrapper(open_plain(path, LARGEST_TEXT), encoding="utf-8") as file:
+            return file.read()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}, byte {error.start}); restore the file.") from None

@@ -5,12 +5,13 @@ The docstring under a field is the help text of its command-line option. Values 
 
 import ast
 import inspect
-import math
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Self
 
+from fastweights.utils.arguments import shown
 from fastweights.utils.errors import UserError, did_you_mean, unknown
 
 KINDS: dict[Any, str] = {
@@ -30,6 +31,8 @@ BOUNDS = (
     ("below", operator.lt, "below"),
     ("at_most", operator.le, "at most"),
 )
+WIDEST = 2**63 - 1
+"""No whole number of any setting is larger: nothing that counts in 64 bits could hold it."""
 
 
 def option(default: Any, *, choices: Sequence[str] | None = None, on_command_line: bool = True, **bounds: float) -> Any:
@@ -73,7 +76,7 @@ def check_value(one: Field[Any], value: Any) -> None:
     numbers = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if isinstance(number, (int, float)):
-            _check_bounds(one.name, number, bounds)
+            _check_bounds(one.name, number, {"at_most": WIDEST, **bounds} if type(number) is int else bounds)
 
 
 def _check_bounds(name: str, number: float, bounds: Mapping[str, Any]) -> None:
@@ -86,7 +89,7 @@ def _check_bounds(name: str, number: float, bounds: Mapping[str, Any]) -> None:
 def check_kind(name: str, value: Any, kind: Any) -> None:
     """Refuse a value that is not of a setting's type."""
     if not is_of(value, kind):
-        raise UserError(f"the setting {name} wants {KINDS[kind]}, not {value!r}.")
+        raise UserError(f"the setting {name} wants {KINDS[kind]}, not {shown(value)}.")
 
 
 def is_of(value: Any, kind: Any) -> bool:
@@ -96,7 +99,7 @@ def is_of(value: Any, kind: Any) -> bool:
     if kind == tuple[str, ...]:
         return isinstance(value, tuple) and all(type(word) is str for word in value)
     if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        return type(value) in (int, float) and -sys.float_info.max <= value <= sys.float_info.max
     return type(value) is kind
 
 

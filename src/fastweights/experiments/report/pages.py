@@ -9,6 +9,7 @@ from fastweights.experiments.ledger import follows_recipe
 from fastweights.experiments.plan import LEAVE_ONE_OUT_STEP, PLAN, missing, runs_of_step, whole_plan
 from fastweights.experiments.recipes import BEST, OWN, PAPER
 from fastweights.experiments.report.markdown import paragraphs, settings_text, table
+from fastweights.experiments.report.measurements import label_orders
 from fastweights.experiments.report.results import NONE, NOT_YET, Measured, Results, title_of
 from fastweights.experiments.report.summary import OURS
 from fastweights.experiments.tables import ABLATION, ABLATION_CELL, MUST, STRETCH, TABLES, mean_of, parse_experiment
@@ -50,6 +51,7 @@ def dataset_page(results: Results, name: str) -> str:
         table(("models", "tasks", "target", "best of ours", "by", ""), _stretch_rows(results, name)),
         *(_ablation(results) if ABLATION_CELL[0] in one.experiments else ()),
         *_leave_one_out(results, name),
+        *label_orders(results, name),
         f"## Notes\n\n{results.notes[name]}" if name in results.notes else "",
     )
 

@@ -1,10 +1,12 @@
 """From lines of the ledger to the numbers of the report: means over seeds, paired differences, and all of them."""
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +16,10 @@ from fastweights.experiments.plan import Key
 from fastweights.experiments.search import SearchResult
 from fastweights.experiments.tables import ORACLE, PROTOCOLS, TABLES, parse_experiment
 from fastweights.utils.errors import UserError
-from fastweights.utils.files import read_text
+from fastweights.utils.files import read_lines, read_text
 
-NOTES, PCA = "notes", "task-pca.svg"
-"""Beside the ledger: the folder of hand-written notes, and the drawing of one task."""
+NOTES, PCA, BENCH = "notes", "task-pca.svg", "bench.jsonl"
+"""Beside the ledger: the folder of hand-written notes, the drawing of one task, and the record of measurements."""
 NOT_YET, NONE = "not yet run", "–"
 
 Group = tuple[str, str, str, str, str]
@@ -106,6 +108,8 @@ class Results:
     notes: Mapping[str, str] = field(default_factory=dict)
     """Hand-written Markdown by the name of the page it belongs to."""
     pca: str = ""
+    measurements: tuple[dict[str, Any], ...] = ()
+    """The lines of the record: what `fastweights bench` and the scripts in benchmarks/ measured."""
 
     def of(
         self, experiment: str, learner: str, recipe: str = "best", variant: str = "", protocol: str = PROTOCOLS[0]
@@ -140,7 +144,19 @@ def read_results(ledger_path: Path) -> Results:
     folder = ledger_path.parent
     notes = {path.stem: read_text(path).strip() for path in sorted((folder / NOTES).glob("*.md"))}
     pca = read_text(folder / PCA) if (folder / PCA).exists() else ""
-    return Results(tuple(lines), by_group(lines), details, tuple(search.read(folder / search.SEARCH)), notes, pca)
+    searched = tuple(search.read(folder / search.SEARCH))
+    return Results(tuple(lines), by_group(lines), details, searched, notes, pca, read_measurements(folder / BENCH))
+
+
+def read_measurements(path: Path) -> tuple[dict[str, Any], ...]:
+    """The lines of the record; none where there is no such file."""
+    lines = []
+    for number, text in enumerate(read_lines(path), 1):
+        try:
+            lines.append(dict(json.loads(text)))
+        except (ValueError, TypeError):
+            raise UserError(f"{path}, line {number} is damaged; restore it from a copy, or delete it.") from None
+    return tuple(lines)
 
 
 def require(ledger_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from fastweights.experiments.plan import LEAVE_ONE_OUT_STEP, parse_cell
 from fastweights.experiments.report.markdown import paragraphs, table
+from fastweights.experiments.report.measurements import timing_section
 from fastweights.experiments.report.results import NONE, NOT_YET, Difference, Measured, Results, cells, title_of
 from fastweights.experiments.tables import MUST, TABLES, mean_of, parse_experiment, published
 
@@ -32,6 +33,7 @@ def summary_page(results: Results) -> str:
         "Where the fast weights are: fwCNN (Hebb), mini-ImageNet, 5-way 1-shot, and the 95 % interval over test "
         "tasks. The paper does not print the numbers of its bars.",
         f"![Test accuracy by placement of the fast weights]({ABLATION_FIGURE})",
+        *timing_section(results),
         results.notes.get("summary", ""),
     )
 

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from fastweights import data
+from fastweights.data.registry import require_familiar
 from fastweights.experiments.ledger import Details
 from fastweights.experiments.report import figures
 from fastweights.experiments.report.markdown import paragraphs, to_html
+from fastweights.experiments.report.measurements import TIMING_FIGURE, timing_bars
 from fastweights.experiments.report.pages import dataset_page, recipes_page
 from fastweights.experiments.report.results import PCA, Results, read_results, require
 from fastweights.experiments.report.summary import ABLATION_FIGURE, OURS, summary_page, summary_table
@@ -57,6 +59,7 @@ def _write(path: Path, text: str) -> None:
 
 def beside(results: Results) -> dict[str, str]:
     """The files that are kept in version control beside the ledger, by name."""
+    timing = timing_bars(results)
     return {
         README: summary_page(results),
         **{f"{name}.md": dataset_page(results, name) for name in TABLES},
@@ -64,6 +67,7 @@ def beside(results: Results) -> dict[str, str]:
         "paired.csv": paired_csv(results),
         "search.csv": search_csv(results),
         ABLATION_FIGURE: figures.ablation_bars(results),
+        **({TIMING_FIGURE: timing} if timing else {}),
     }
 
 
@@ -145,7 +149,8 @@ def html_page(results: Results, written: dict[str, str]) -> str:
         _images(memory),
         *(text for name, text in written.items() if name.endswith(".md")),
     )
-    pictures = {ABLATION_FIGURE: written[ABLATION_FIGURE], **curves, **memory}
+    beside_pages = {name: text for name, text in written.items() if name.endswith(".svg")}
+    pictures = {**beside_pages, **curves, **memory}
     return to_html(text, "fastweights: results", pictures)
 
 
@@ -172,6 +177,7 @@ def draw_pca(model: Path, ledger_path: Path, data_root: Path | None) -> Path:
     require(ledger_path)
     learner, saved = load_learner(model)
     s = training_of(saved)
+    require_familiar(saved.path, s.dataset, s.variant, data_root)
     dataset = data.load(s.dataset, data_root, s.variant)
     sampler = EpisodeSampler(dataset.splits["test"], s.way, s.shot, s.queries)
     about = f"{dataset.full_name}, {s.way}-way {s.shot}-shot, {saved.learner.rule}"

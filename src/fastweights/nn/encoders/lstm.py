@@ -1,24 +1,29 @@
 """The paper's LSTM for sentences with a blank."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fastweights.nn.encoders.base import Encoder, register_encoder
 from fastweights.utils.settings import Settings, option
 from fastweights.utils.tokens import BLANK, PAD
 
+WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+"""The parameters of a layer, in the order that torch wants them."""
+
 
 @dataclass(frozen=True)
 class LSTMSettings(Settings):
-    layers: int = option(2, at_least=1)
+    layers: int = option(2, at_least=1, at_most=1000)
     """Layers of the LSTM."""
-    embedding: int = option(300, at_least=1)
+    embedding: int = option(300, at_least=1, at_most=10**6)
     """Width of the word embeddings."""
-    units: int = option(200, at_least=1)
+    units: int = option(200, at_least=1, at_most=10**6)
     """Units in each layer."""
     readout: str = option("end", choices=("end", "blank"))
     """Where the state becomes the key: at the end of the sentence, or at the blank."""
@@ -43,7 +48,6 @@ class LSTM(Encoder):
 
     Settings = LSTMSettings
     reads_text = True
-    capturable = False  # cuDNN's LSTM keeps random state of its own, which a graph would replay
     vmappable = False
 
     @classmethod
@@ -69,12 +73,36 @@ class LSTM(Encoder):
         if self.at_blank:  # the first one; the end of a sentence that has none
             place = torch.where(blanks.any(1), blanks.to(torch.uint8).argmax(1), last)
         words = self.dropout(self.embedding(tokens))
-        keys = [pick(self.ahead(words)[0], place)]
+        keys = [pick(read(self.ahead, words), place)]
         if self.back is not None:
             mirrored = (last.unsqueeze(1) - torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
             reversed_words = words.gather(1, mirrored.unsqueeze(-1).expand_as(words))
-            keys.append(pick(self.back(reversed_words)[0], last - place if self.at_blank else last))
+            keys.append(pick(read(self.back, reversed_words), last - place if self.at_blank else last))
         return self.dropout(torch.cat(keys, dim=1))
+
+
+def read(stack: nn.LSTM, words: Tensor) -> Tensor:
+    """The top states (B, L, units) of a stack at every word (B, L, embedding)."""
+    if stack.dropout and stack.training and words.is_cuda:
+        return read_by_layers(stack, words)
+    return stack(words)[0]
+
+
+def read_by_layers(stack: nn.LSTM, words: Tensor) -> Tensor:
+    """The same, layer by layer, with dropout by torch's generator in between.
+
+    The random numbers of cuDNN's own dropout are a state that goes on from call to call: in a CUDA graph they would
+    not be a function of the step any more.
+    """
+    start = words.new_zeros(1, words.shape[0], stack.hidden_size)
+    for layer in range(stack.num_layers):
+        if layer:
+            words = F.dropout(words, stack.dropout)
+        weights = [getattr(stack, f"{name}_l{layer}") for name in WEIGHTS]
+        with warnings.catch_warnings():  # a part of the stack's weights is copied first, which costs next to nothing
+            warnings.filterwarnings("ignore", "RNN module weights")
+            words = torch.lstm(words, (start, start), weights, True, 1, 0.0, True, False, True)[0]
+    return words
 
 
 def pick(states: Tensor, places: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fastweights.utils.settings import Settings, option
 
 @dataclass(frozen=True)
 class PixelsSettings(Settings):
-    size: int = option(20, at_least=1)
+    size: int = option(20, at_least=1, at_most=4096)
     """Pixels of each side to which images are resized."""
 
 

@@ -56,9 +56,9 @@ class ResNet(Encoder):
         if layers and self.fusible and can_be_fused(images, self.norm):
             from fastweights.kernels.resnet import first_block, further_block  # deferred: needs a GPU and Triton
 
-            x = first_block(images, *self.blocks[0].parts(), self.SLOPE)  # type: ignore[operator]
+            x = first_block(images, self.blocks[0].parts(), self.SLOPE)  # type: ignore[operator]
             for layer in range(1, layers):
-                x = further_block(x, *self.blocks[layer].parts(), self.SLOPE)  # type: ignore[operator]
+                x = further_block(x, self.blocks[layer].parts(), self.SLOPE)  # type: ignore[operator]
             return x.permute(0, 3, 1, 2)
         x = images_to_float(images).to(self.mix.weight.dtype)
         if images.is_cuda:

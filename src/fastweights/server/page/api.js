@@ -59,8 +59,8 @@ async function ask(method, path, options = {}) {
       sessionStorage.setItem("fastweights.token", await askToken());
       continue;
     }
-    const said = await answer.json().catch(() => ({}));
-    throw new Refused(answer.status, said.error ?? `The service answered ${answer.status}.`);
+    const why = await answer.json().catch(() => ({}));
+    throw new Refused(answer.status, why.error ?? `The service answered ${answer.status}.`);
   }
 }
 
@@ -73,12 +73,21 @@ const json = async (method, path, options) => (await ask(method, path, options))
 const put = (/** @type {string} */ id) => `/memories/${encodeURIComponent(id)}`;
 const query = (/** @type {Record<string, string>} */ values) => new URLSearchParams(values).toString();
 
+const said = (/** @type {object} */ what) => ({ body: JSON.stringify(what), type: "application/json" });
+
 /**
  * @param {string} title
  * @returns {Promise<Memory>}
  */
-export const make = (title) =>
-  json("POST", "/memories", { body: JSON.stringify({ title }), type: "application/json" });
+export const make = (title) => json("POST", "/memories", said({ title }));
+/**
+ * @param {string} id
+ * @param {string} title
+ * @returns {Promise<Memory>}
+ */
+export const rename = (id, title) => json("PATCH", put(id), said({ title }));
+/** @param {string} id */
+export const remove = (id) => ask("DELETE", put(id));
 /**
  * @param {string} id
  * @returns {Promise<Memory>}
@@ -114,6 +123,13 @@ export const forgetClass = (id, label) => json("DELETE", `${put(id)}/classes?${q
  * @param {number} example
  */
 export const forgetExample = (id, example) => json("DELETE", `${put(id)}/examples/${example}`);
+/**
+ * @param {string} id
+ * @param {string} label
+ * @param {string} name
+ */
+export const renameClass = (id, label, name) =>
+  json("PATCH", `${put(id)}/classes?${query({ label })}`, said({ label: name }));
 /** @param {string} id */
 export const forgetAll = (id) => json("DELETE", `${put(id)}/examples`);
 /**

@@ -1,6 +1,8 @@
 // @ts-check
 /** One picture by the camera: in the page where browsers allow it (https, or this machine), else by the phone's own. */
 
+import { closed } from "./dialogs.js";
+
 /**
  * @param {HTMLDialogElement} dialog @param {HTMLVideoElement} video @param {HTMLInputElement} fallback
  * @returns {Promise<ImageBitmap|null>} null where the picture comes by `fallback`, or not at all
@@ -16,9 +18,7 @@ export async function photograph(dialog, video, fallback) {
   try {
     video.srcObject = stream;
     await video.play();
-    dialog.showModal();
-    await new Promise((closed) => dialog.addEventListener("close", closed, { once: true }));
-    return dialog.returnValue === "snap" ? await createImageBitmap(video) : null;
+    return (await closed(dialog)) ? await createImageBitmap(video) : null;
   } finally {
     for (const track of stream.getTracks()) track.stop();
     video.srcObject = null;

@@ -3,6 +3,7 @@
 
 import * as api from "./api.js";
 import { photograph } from "./camera.js";
+import { closed, confirmed, renamed } from "./dialogs.js";
 import { TASKS } from "./gallery.js";
 import { Pad } from "./pad.js";
 import { percent, why } from "./why.js";
@@ -122,14 +123,9 @@ function verdict(answer) {
 function bar(one) {
   const fill = element("div", { className: "fill" });
   fill.style.width = `${100 * one.probability}%`;
-  const teach = element("button", {
-    type: "button",
-    className: "small",
-    textContent: "It is",
-    title: `This is a ${one.label}: show it as one more example`,
-    onclick: () => trying(() => show(one.label)),
-  });
-  teach.setAttribute("aria-label", `It is ${one.label}`);
+  const teach = smallButton("It is", `It is ${one.label}: show it as one more example`, () =>
+    trying(() => show(one.label)),
+  );
   return element(
     "li",
     {},
@@ -169,6 +165,7 @@ async function show(label) {
   input("name").value = "";
   pad.clear();
   await refresh();
+  if (document.activeElement === document.body) $("pad").focus({ preventScroll: true });
   say(`Learnt: ${label}.`);
 }
 
@@ -195,42 +192,72 @@ async function refresh() {
   $("gallery").hidden = Boolean(classes.length);
   $("more").hidden = found.total <= classes.length;
   $("more").textContent = `… and ${found.total - classes.length} more classes.`;
-  $("cards").replaceChildren(...classes.map(card));
+  showCards();
   $("names").replaceChildren(...classes.map((one) => element("option", { value: one.label })));
   if (pad.empty) showAnswer(null);
-  if (memory.takes !== "pictures") say(`This memory takes ${memory.takes}, over HTTP; make a new one to draw.`, true);
+  const takes = memory.takes;
+  if (!takes.includes("pictures")) say(`This memory takes ${takes}, over HTTP; make a new one to draw.`, true);
+}
+
+/** The classes anew; who is there by keyboard stays where they are. */
+function showCards() {
+  const buttons = () => [...$("cards").querySelectorAll("button")];
+  const at = buttons().indexOf(/** @type {HTMLButtonElement} */ (document.activeElement));
+  $("cards").replaceChildren(...classes.map(card));
+  if (at >= 0) (buttons()[at] ?? buttons().at(-1) ?? $("name")).focus();
+}
+
+/** @param {string} label */
+async function renameClass(label) {
+  const name = await renamed(`Another name for ${label}`, label);
+  if (!name) return;
+  const joined = classes.some((one) => one.label === name);
+  const now = joined ? `${label} and ${name} are one now` : `${label} is called ${name} now`;
+  await changing(() => api.renameClass(memory.id, label, name), `${now}; Undo brings it back.`);
+}
+
+/**
+ * @param {() => Promise<unknown>} forget
+ * @param {string} what
+ */
+const forgetting = (forget, what) => trying(() => changing(forget, `Forgotten: ${what}; Undo brings it back.`));
+
+/**
+ * @param {string} text
+ * @param {string} title what it does, in full
+ * @param {() => unknown} onclick
+ */
+function smallButton(text, title, onclick) {
+  const made = element("button", { type: "button", className: "small", textContent: text, title, onclick });
+  made.setAttribute("aria-label", title);
+  return made;
 }
 
 /** @param {api.Class} one */
 function card(one) {
   const examples = one.examples.map((example) => {
-    const name = example.name || `example ${example.id}`;
-    const forget = element(
+    const title = `Forget ${example.name || `example ${example.id}`} of ${one.label}`;
+    const forget = () => forgetting(() => api.forgetExample(memory.id, example.id), `one ${one.label}`);
+    const made = element(
       "button",
-      {
-        type: "button",
-        className: "example",
-        title: `Forget ${name}`,
-        onclick: () =>
-          trying(() => changing(() => api.forgetExample(memory.id, example.id), `Forgotten: one ${one.label}.`)),
-      },
+      { type: "button", className: "example", title, onclick: forget },
       example.picture ? thumb(example, "") : "·",
     );
-    forget.setAttribute("aria-label", `Forget ${name} of ${one.label}`);
-    return forget;
+    made.setAttribute("aria-label", title);
+    return made;
   });
-  const forget = element("button", {
-    type: "button",
-    className: "small",
-    textContent: "Forget",
-    onclick: () => trying(() => changing(() => api.forgetClass(memory.id, one.label), `Forgotten: ${one.label}.`)),
-  });
-  forget.setAttribute("aria-label", `Forget ${one.label}`);
+  const forget = () => forgetting(() => api.forgetClass(memory.id, one.label), one.label);
   return element(
     "li",
     { className: "card" },
-    element("header", {}, element("h3", { textContent: one.label, title: one.label }), forget),
-    element("span", { className: "quiet", textContent: `${one.count} example${one.count === 1 ? "" : "s"}` }),
+    element("h3", { textContent: one.label, title: one.label }),
+    element(
+      "header",
+      {},
+      element("span", { className: "quiet", textContent: `${one.count} example${one.count === 1 ? "" : "s"}` }),
+      smallButton("✎", `Rename ${one.label}`, () => trying(() => renameClass(one.label))),
+      smallButton("✕", `Forget ${one.label}`, forget),
+    ),
     element("div", { className: "examples" }, ...examples),
   );
 }
@@ -267,6 +294,26 @@ async function first() {
     }
   }
   return api.make("");
+}
+
+async function renameMemory() {
+  const title = await renamed("Another name for this memory", titleOf(memory));
+  if (!title) return;
+  await api.rename(memory.id, title);
+  await refresh();
+  say(`It is called ${title} now.`);
+}
+
+async function deleteMemory() {
+  const { classes: count } = memory;
+  const of = count ? ` and its ${count} class${count === 1 ? "" : "es"}` : "";
+  if (!(await confirmed(`Delete ${titleOf(memory)}${of} for good? This cannot be undone.`))) return;
+  const gone = titleOf(memory);
+  await api.remove(memory.id);
+  api.remember(memory.id);
+  history.replaceState(null, "", location.pathname);
+  await open(await first());
+  say(`Deleted: ${gone}.`);
 }
 
 // Ready-made tasks
@@ -327,7 +374,7 @@ async function place(picture) {
   } catch {
     throw new Error("This is no picture that the browser can read.");
   }
-  pad.place(bitmap);
+  pad.place(bitmap, !memory.ink);
 }
 
 /**
@@ -368,6 +415,8 @@ function listen() {
   $("reset").onclick = () =>
     trying(() => changing(() => api.forgetAll(memory.id), "Everything is forgotten; Undo brings it back."));
   $("new").onclick = () => trying(async () => open(await api.make(`Memory ${api.known().length + 1}`)));
+  $("rename").onclick = () => trying(renameMemory);
+  $("delete").onclick = () => trying(deleteMemory);
   $("memories").onchange = () => trying(async () => open(await api.look(input("memories").value)));
   $("download").onclick = () => trying(save);
   $("load").onclick = () => input("file").click();
@@ -405,7 +454,7 @@ function listen() {
 async function takePhoto() {
   const dialog = /** @type {HTMLDialogElement} */ ($("shutter"));
   const picture = await photograph(dialog, /** @type {HTMLVideoElement} */ ($("video")), input("capture"));
-  if (picture) pad.place(picture);
+  if (picture) pad.place(picture, !memory.ink);
 }
 
 async function save() {
@@ -425,9 +474,7 @@ async function load(file) {
  * @returns {Promise<string>}
  */
 function askToken() {
-  const dialog = /** @type {HTMLDialogElement} */ ($("locked"));
-  if (!dialog.open) dialog.showModal();
-  return new Promise((done) => dialog.addEventListener("close", () => done(input("token").value), { once: true }));
+  return closed(/** @type {HTMLDialogElement} */ ($("locked"))).then(() => input("token").value);
 }
 
 api.whenLocked(askToken);

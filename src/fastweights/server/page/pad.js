@@ -37,12 +37,14 @@ export class Pad {
   }
 
   /**
-   * Put a picture onto the paper, as large as fits.
+   * Put a picture onto the paper: all of it, or as much from its middle as covers the paper.
    * @param {CanvasImageSource & {width: number, height: number}} picture
+   * @param {boolean} cover
    */
-  place(picture) {
+  place(picture, cover) {
     const { width, height } = this.canvas;
-    const scale = Math.min(width / picture.width, height / picture.height);
+    const sides = [width / picture.width, height / picture.height];
+    const scale = cover ? Math.max(...sides) : Math.min(...sides);
     const [w, h] = [picture.width * scale, picture.height * scale];
     this.ink.fillStyle = "white";
     this.ink.fillRect(0, 0, width, height);

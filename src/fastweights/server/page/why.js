@@ -129,7 +129,7 @@ function asking(rows, key) {
         return map;
       });
       const sum = products[r].reduce((total, one) => total + one, 0);
-      const said = `${sum.toFixed(2)} → ${percent(row.probability)}`;
+      const said = `${sum.toFixed(2).replace(/^-(?=[0.]+$)/, "")} → ${percent(row.probability)}`;
       return line("", row.label, [maps[0], "×", maps[1], "=", maps[2]], said);
     }),
   );
