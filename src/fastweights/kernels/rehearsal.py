@@ -55,4 +55,5 @@ def _compiling_mode() -> Any:
 
 def _load(kernel: Any) -> None:
     """Bring a kernel to the GPU, with the code that launches it, which may have to be compiled, too."""
+    kernel = kernel.result() if hasattr(kernel, "result") else kernel
     _ = kernel.run
