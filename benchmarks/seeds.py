@@ -64,7 +64,7 @@ def seconds(cell: str, dataset: Dataset, seeds: int, steps: int, device: torch.d
         except StopIteration:
             return None
 
-    for _ in side_by_side({seed: work(training) for seed, training in ready.items()}, device):
+    for _ in side_by_side([(seed, work(training)) for seed, training in ready.items()], device):
         pass
     return time.monotonic() - max(marks)
 

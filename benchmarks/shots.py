@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from fastweights import bench
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.registry import preset
+from fastweights.style import COLOURS, MARKERS, log_scale, new_figure, quiet
 from fastweights.training.loop import accelerated
 from fastweights.utils.devices import find_device, items_at_once
 from fastweights.utils.files import replacing
@@ -78,17 +78,23 @@ def measure(name: str, shot: int, device: torch.device, precision: str, runs: in
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """Time of a prediction, time of the description and size of the state against shots, on log scales."""
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    figure = new_figure(11, 3.6)
     FigureCanvasAgg(figure)
     panels = {"predict_ms": "ms to answer 75 queries", "state_floats": "numbers kept", "describe_ms": "ms to describe"}
+    names = list(dict.fromkeys(line["learner"] for line in lines))
     for axes, (what, title) in zip(figure.subplots(1, 3), panels.items(), strict=True):
-        for name in dict.fromkeys(line["learner"] for line in lines):
+        for number, name in enumerate(names):
             mine = [line for line in lines if line["learner"] == name]
             values = [_median(line[what]) for line in mine]
-            axes.plot([line["shots"] for line in mine], values, marker="o", markersize=4, label=name)
-        axes.set(xscale="log", yscale="log", xlabel="shots per class", title=title)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(frameon=False, fontsize=8)
+            # The first is the widest, the last the narrowest: of lines that fall together each can still be seen.
+            wide = len(names) - 1 - number
+            look = {"color": COLOURS[number], "marker": MARKERS[number], "zorder": 2 + number}
+            sizes = {"linewidth": 1.5 + 2 * wide, "markersize": 4 + 3 * wide}
+            axes.plot([line["shots"] for line in mine], values, label=name, **look, **sizes)
+        quiet(axes).set_title(title)
+        log_scale(axes, "x", "shots per class")
+        log_scale(axes, "y", title.split(" to ")[0], (1, 2, 5) if what == "predict_ms" else (1,))
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(f"{JOB}  ·  {lines[0]['device']}  ·  {lines[0]['precision']}", fontsize=9)
     with replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=120)

@@ -16,20 +16,52 @@ RESULTS, README = HERE.parent / "results", HERE / "README.md"
 RECORD, FIGURE = RESULTS / "bench.jsonl", RESULTS / "timing.png"
 FIGURE_JOB = {"job": "mini-imagenet 5-way 1-shot 15 queries", "tasks_at_once": 64, "device": "NVIDIA H200"}
 BEGIN, END = "<!-- tables: written by benchmarks/table.py --write -->", "<!-- end of tables -->"
+PEERS = {"easyfsl": "prototypical-cnn", "learn2learn": "maml-cnn"}
+"""Libraries, and our system that is like the one we time of theirs."""
 Line = dict[str, Any]
 
 
 def tables(lines: Iterable[Line]) -> str:
     """Every table there are lines for."""
     latest = latest_of(lines)
+    timed = [line for line in latest if "train_tasks_per_second" in line]
     kinds = {
-        "### Learners, ms per task": (tasks_table, [line for line in latest if "train_tasks_per_second" in line]),
-        "### Growing shots": (shots_table, [line for line in latest if "shots" in line]),
+        "### Beside other libraries": (peers_table, with_peers(timed)),
+        "### Learners": (tasks_table, fastest(timed)),
+        "### Growing shots": (shots_table, ends([line for line in latest if "shots" in line], "shots")),
         "### Evaluating": (evaluation_table, [line for line in latest if "evaluated_tasks" in line]),
-        "### Classifying keys": (classifier_table, [line for line in latest if "classifier" in line]),
-        "### On a CPU": (cpu_table, [line for line in latest if "threads" in line]),
+        "### Classifying keys": (classifier_table, ends([line for line in latest if "classifier" in line], "classes")),
     }
     return "\n\n".join(f"{title}\n\n{make(mine)}" for title, (make, mine) in kinds.items() if mine)
+
+
+def fastest(lines: list[Line]) -> list[Line]:
+    """Of each learner on each job the line with the highest training rate, fastest first."""
+    kept: dict[tuple[str, str], Line] = {}
+    for line in sorted(on_gpu(lines), key=lambda line: -line["train_tasks_per_second"]):
+        kept.setdefault((line["job"], line["learner"]), line)
+    return sorted(kept.values(), key=lambda line: line["job"])
+
+
+def on_gpu(lines: list[Line]) -> list[Line]:
+    """The lines of the GPU; all of them where there are none."""
+    return [line for line in lines if line["device"] == FIGURE_JOB["device"]] or lines
+
+
+def ends(lines: list[Line], of: str) -> list[Line]:
+    """The first and the last of a series."""
+    shown = {choose(line[of] for line in on_gpu(lines)) for choose in (min, max) if lines}
+    return [line for line in on_gpu(lines) if line[of] in shown]
+
+
+def with_peers(lines: list[Line]) -> list[tuple[Line, Line]]:
+    """Lines of other libraries, each with that of our system of the same kind on the same job and device."""
+    pairs = []
+    for line in lines:
+        ours = next((name for start, name in PEERS.items() if line["learner"].startswith(start)), None)
+        same = [one for one in lines if all(one[f] == line[f] for f in ("job", "device")) and one["learner"] == ours]
+        pairs += [(line, max(same, key=lambda one: one["train_tasks_per_second"]))] if same else []
+    return pairs
 
 
 def latest_of(lines: Iterable[Line]) -> list[Line]:
@@ -68,12 +100,28 @@ def machine(line: Line) -> str:
 
 
 def tasks_table(lines: list[Line]) -> str:
-    heads = ["learner", "at once", "train", "infer", "describe", "predict", "memory", "±", "train /s", "infer /s", "on"]
+    heads = ["learner", "at once", "train, ms", "infer, ms", "memory", "±", "train /s", "infer /s"]
     made = []
-    for job in dict.fromkeys(line["job"] for line in lines):
-        rows = ([line["learner"], *bench.cells(line), machine(line)] for line in lines if line["job"] == job)
-        made.append(f"{job}:\n\n{markdown(heads, rows)}")
+    for job, device in dict.fromkeys((line["job"], machine(line)) for line in lines):
+        mine = [line for line in lines if (line["job"], machine(line)) == (job, device)]
+        rows = []
+        for line in mine:
+            at_once, train, infer, _, _, *rest = bench.cells(line)
+            rows.append([line["learner"], at_once, train, infer, *rest])
+        made.append(f"{job}, {device}:\n\n{markdown(heads, rows)}")
     return "\n\n".join(made)
+
+
+def peers_table(pairs: list[tuple[Line, Line]]) -> str:
+    heads = ["library", "job", "train /s", "ours", "times", "infer /s", "ours", "times", "on"]
+    rows = []
+    for line, ours in pairs:
+        cells = []
+        for what in ("train", "inference"):
+            theirs, mine = (one[f"{what}_tasks_per_second"] for one in (line, ours))
+            cells += [f"{theirs:,.0f}", f"{mine:,.0f}", f"{mine / theirs:.3g}"]
+        rows.append([line["learner"], line["job"].split(" ")[0], *cells, line["device"]])
+    return markdown(heads, rows)
 
 
 def shots_table(lines: list[Line]) -> str:
@@ -115,24 +163,6 @@ def classifier_table(lines: list[Line]) -> str:
                 f"{line['accuracy']:.1f}",
                 *(f"{line[c]:.3g}" for c in cells),
                 line["device"],
-            ]
-            for line in lines
-        ),
-    )
-
-
-def cpu_table(lines: list[Line]) -> str:
-    names = ("train", "inference", "encoder", "unfolded", "predict_one", "encoder_one")
-    heads = ["format", "threads", "train", "inference", "encoder", "unfolded", "one image", "its encoder", "over", "on"]
-    return markdown(
-        heads,
-        (
-            [
-                line["format"],
-                str(line["threads"]),
-                *(median(line[f"{name}_ms"]) for name in names),
-                f"{100 * (line['over_encoder'] - 1):+.1f} %",
-                f"{machine(line)}, OMP_WAIT_POLICY {line['wait_policy']}",
             ]
             for line in lines
         ),

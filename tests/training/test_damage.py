@@ -184,6 +184,15 @@ def test_training_does_not_go_on_without_all_of_its_tensors(run, dataset, sectio
         resume(run, dataset)
 
 
+def test_training_does_not_go_on_from_averages_that_are_no_numbers(run, dataset):
+    def change(parts):
+        parts.tensors["average.hidden.slow.weight"][0, 0] = float("inf")
+
+    changed(run / CHECKPOINT, change)
+    with pytest.raises(UserError, match=r"checkpoint\.safetensors holds NaN or infinite numbers"):
+        resume(run, dataset)
+
+
 @pytest.mark.parametrize(("name", "value"), [("step", 99), ("validated_step", 99), ("pretrained", None)])
 def test_training_does_not_go_on_from_where_it_never_was(run, dataset, name, value):
     def change(parts):

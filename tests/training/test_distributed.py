@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastweights.learners import saved as saved_files
 from fastweights.training.distributed import Ranks
@@ -134,7 +137,103 @@ def test_processes_go_on_from_the_same_pretrained_encoder(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(AFTER_PRETRAINING.format(tests=str(Path(__file__).parents[1])))
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    done = subprocess.run([sys.executable, *launcher, str(script)], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, *launcher, str(script)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     first, second = (float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("WEIGHTS"))
     assert first == pytest.approx(second, rel=1e-6)
+
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+import torch
+sys.path.insert(0, {tests!r})
+from support import blobs
+from fastweights.data.items import Dataset
+from fastweights.training.distributed import join, leave
+from fastweights.learners import LearnerSettings
+from fastweights.training.settings import TrainSettings
+from fastweights.training.loop import CHECKPOINT, Training, resume
+
+torch.set_num_threads(1)
+folder, pause = Path(sys.argv[1]), float(sys.argv[2])
+splits = {{"train": blobs(40, 10, seed=0), "val": blobs(12, 10, seed=1), "test": blobs(12, 10, seed=2)}}
+data = Dataset("blobs", splits, "blobs")
+learner = LearnerSettings(item_shape=(8, 8, 1), filters=8, layers=3, batch_norm=0, width=16)
+settings = TrainSettings(steps=40, queries=3, tasks_per_step=4, validate_every=40, validation_tasks=10, log_every=1)
+ranks, device = join(torch.device("cpu"))
+
+class Slow:
+    def write(self, line):
+        time.sleep(pause)
+    def close(self):
+        pass
+
+where = device, [Slow()] if ranks.first else [], ranks
+if (folder / CHECKPOINT).exists():
+    training = resume(folder, data, *where)
+else:
+    training = Training(learner, settings, data, device, folder, where[1], ranks=ranks)
+training.checkpoint_seconds = 0
+(folder / f"pid-{{ranks.rank}}").write_text(str(os.getpid()))
+training.run()
+leave()
+"""
+
+
+class Torchrun:
+    """Two processes, and what became of them."""
+
+    def __init__(self, script: Path, folder: Path, pause: float = 0.0) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, *launcher, str(script), str(folder), str(pause)],
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def wait(self) -> int:
+        return self.process.wait(timeout=600)
+
+    def wait_for(self, step: int) -> None:
+        """Until so many steps are in the checkpoint."""
+        for _ in range(2000):
+            path = self.folder / CHECKPOINT
+            if path.exists() and saved_files.load(path).counters["step"] >= step:
+                return
+            assert self.process.poll() is None
+            time.sleep(0.1)
+        raise AssertionError("no checkpoint was written")
+
+
+@pytest.mark.slow
+def test_killed_processes_go_on_as_if_nothing_had_been(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(KILLED.format(tests=str(Path(__file__).parents[1])))
+    assert Torchrun(script, tmp_path / "undisturbed").wait() == 0
+
+    folder = tmp_path / "killed"
+    one = Torchrun(script, folder, pause=0.3)
+    one.wait_for(5)
+    os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
+    assert one.wait() != 0  # torchrun ends the other, too
+
+    everything = Torchrun(script, folder, pause=0.3)
+    everything.wait_for(saved_files.load(folder / CHECKPOINT).counters["step"] + 5)
+    ranks = [int((folder / f"pid-{rank}").read_text()) for rank in range(2)]
+    for process in (everything.process.pid, *ranks):  # torchrun's workers are in sessions of their own
+        os.kill(process, signal.SIGKILL)
+    everything.wait()
+    at = saved_files.load(folder / CHECKPOINT).counters["step"]
+    assert 5 <= at < 40
+
+    assert Torchrun(script, folder).wait() == 0
+    whole, pieces = (saved_files.load(tmp_path / name / CHECKPOINT) for name in ("undisturbed", "killed"))
+    assert whole.counters["step"] == pieces.counters["step"] == 40
+    for name, tensor in whole.section("model").items():
+        torch.testing.assert_close(pieces.section("model")[name], tensor, rtol=1e-5, atol=1e-6)

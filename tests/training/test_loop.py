@@ -551,7 +551,10 @@ def test_ctrl_c_saves_and_leaves_cleanly(tmp_path):
     assert printed.splitlines() == [ANSWER, "interrupted True"]
     assert process.returncode == 0
     assert saved_files.load(tmp_path / CHECKPOINT).counters["step"] > 0
-    assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, MODEL}
+    assert {path.name for path in tmp_path.iterdir()} - {saved_files.former_of(tmp_path / CHECKPOINT).name} == {
+        CHECKPOINT,
+        MODEL,
+    }
 
 
 def test_a_budget_that_pretraining_used_up_still_gives_the_pretrained_model(
@@ -594,7 +597,9 @@ def test_a_checkpoint_that_lacks_or_adds_something_is_refused(
         "no averages": replace(saved, tensors={k: t for k, t in tensors.items() if not k.startswith("average.")}),
     }[damage]
     training.restore(saved)
-    with pytest.raises(UserError, match=r"checkpoint\.safetensors is damaged or of another version"):
+    with pytest.raises(
+        UserError, match=r"checkpoint\.safetensors is (damaged or of another version|no whole checkpoint)"
+    ):
         training.restore(damaged)
 
 
@@ -681,7 +686,8 @@ def test_a_run_does_not_overwrite_another(dataset, learner_settings, train_setti
     assert (tmp_path / CHECKPOINT).read_bytes() == before
 
 
-def test_a_rehearsal_leaves_nothing_behind(dataset, learner_settings, train_settings):
+def test_a_rehearsal_leaves_nothing_behind(dataset, learner_settings, train_settings, monkeypatch):
+    monkeypatch.setattr("fastweights.training.loop.rehearse", lambda work: work())  # nothing compiles without a GPU
     whole, whole_lines, trained = train(learner_settings, train_settings, dataset)
     lines = Lines()
     rehearsed = Training(learner_settings, train_settings, dataset, sinks=[lines])

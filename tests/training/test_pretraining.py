@@ -47,7 +47,7 @@ def test_another_learner_takes_the_encoder_it_would_have_trained(dataset, learne
 def test_the_shelf_spares_the_work(dataset, learner_settings, pretrained, tmp_path, monkeypatch):
     begin(learner_settings, pretrained, dataset, cache=EncoderCache(tmp_path))
     monkeypatch.setattr("fastweights.training.pretraining.TrainStep.__call__", None)
-    monkeypatch.setattr("fastweights.training.loop.Training._loop", lambda self: None)
+    monkeypatch.setattr("fastweights.training.loop.Training._loop", lambda self: iter(()))
     assert (
         Training(learner_settings, pretrained, dataset, cache=EncoderCache(tmp_path))
         .run(test=False)

@@ -53,7 +53,7 @@ def alone(dataset, training):
 def test_every_seed_takes_the_steps_that_it_takes_alone(dataset, seeds, monkeypatch):
     monkeypatch.setattr("fastweights.training.loop.STEPS_IN_A_VISIT", 2)  # turns between log lines, too
     together = seeds(label_smoothing=0.1)
-    ended = dict(side_by_side({seed: turns_of(training, test=True) for seed, training in together.items()}, CPU))
+    ended = dict(side_by_side([(seed, turns_of(training, test=True)) for seed, training in together.items()], CPU))
     assert set(ended) == set(together)
     for seed, training in together.items():
         outcome, single = alone(dataset, training)
@@ -69,7 +69,7 @@ def test_turns_alternate(seeds, monkeypatch):
     together, seen = seeds(2), []
     for training in together.values():
         training.sinks = [Recorder(training, seen)]
-    list(side_by_side({seed: turns_of(training) for seed, training in together.items()}, CPU))
+    list(side_by_side([(seed, turns_of(training)) for seed, training in together.items()], CPU))
     assert [seed for seed, step in seen if step == 3] == [0, 1]
     assert seen.index((1, 3)) < seen.index((0, 6)) < seen.index((1, 9))
 
@@ -96,13 +96,13 @@ def test_stopped_together_and_resumed_together_they_end_where_they_end_alone(dat
             request.asked |= line["step"] == 6
 
     together[1].sinks = [Stop()]
-    ended = dict(side_by_side({seed: turns_of(training) for seed, training in together.items()}, CPU))
+    ended = dict(side_by_side([(seed, turns_of(training)) for seed, training in together.items()], CPU))
     assert all(outcome.interrupted for outcome in ended.values())
     reached = {seed: saved_files.load(tmp_path / str(seed) / CHECKPOINT).counters["step"] for seed in together}
     assert reached == {seed: training.counters.step for seed, training in together.items()}
     assert all(0 < step < 12 for step in reached.values())
     again = {seed: resume(tmp_path / str(seed), dataset, sinks=[Lines()]) for seed in together}
-    list(side_by_side({seed: turns_of(training) for seed, training in again.items() if seed != 2}, CPU))
+    list(side_by_side([(seed, turns_of(training)) for seed, training in again.items() if seed != 2], CPU))
     again[2].run(test=False)  # one of them goes on alone: it has had company all the same
     for training in again.values():
         _, single = alone(dataset, training)
@@ -114,7 +114,7 @@ def test_a_loss_that_is_no_number_stops_one_and_the_others_go_on(dataset, seeds)
     together = seeds()
     with torch.no_grad():
         together[1].learner.hidden.slow.weight.fill_(float("nan"))
-    ended = dict(side_by_side({seed: turns_of(training) for seed, training in together.items()}, CPU))
+    ended = dict(side_by_side([(seed, turns_of(training)) for seed, training in together.items()], CPU))
     assert isinstance(ended[1], UserError)
     assert "from step 1 on" in str(ended[1])
     assert [ended[seed].counters.step for seed in (0, 2)] == [12, 12]
@@ -125,14 +125,14 @@ def test_a_loss_that_is_no_number_stops_one_and_the_others_go_on(dataset, seeds)
 def test_a_folder_that_holds_a_run_is_refused_and_the_others_go_on(seeds, tmp_path):
     next(iter(seeds(1).values())).run(test=False)
     again = seeds(2)
-    ended = dict(side_by_side({seed: turns_of(training) for seed, training in again.items()}, CPU))
+    ended = dict(side_by_side([(seed, turns_of(training)) for seed, training in again.items()], CPU))
     assert "already holds a run" in str(ended[0])
     assert ended[1].counters.step == 12
 
 
 def test_the_deadline_stops_all_of_them_with_checkpoints(seeds, tmp_path):
     together, deadline = seeds(), time.monotonic()
-    ended = dict(side_by_side({seed: turns_of(each, deadline) for seed, each in together.items()}, CPU))
+    ended = dict(side_by_side([(seed, turns_of(each, deadline)) for seed, each in together.items()], CPU))
     assert all(outcome.interrupted and outcome.test is None for outcome in ended.values())
     assert all((tmp_path / str(seed) / CHECKPOINT).exists() for seed in together)
 
@@ -148,7 +148,7 @@ def test_a_signal_is_heard_by_all(seeds):
 
     together[0].sinks = [Kill()]
     with request.listening():
-        ended = dict(side_by_side({seed: turns_of(training) for seed, training in together.items()}, CPU))
+        ended = dict(side_by_side([(seed, turns_of(training)) for seed, training in together.items()], CPU))
     assert [outcome.interrupted for outcome in ended.values()] == [True, True]
 
 
@@ -166,7 +166,7 @@ def test_whatever_else_goes_wrong_every_work_is_closed():
         yield False
         raise KeyboardInterrupt
 
-    works = {"a": waiting("a"), "b": breaking(), "c": waiting("c")}
+    works = [("a", waiting("a")), ("b", breaking()), ("c", waiting("c"))]
     with pytest.raises(KeyboardInterrupt):
         list(side_by_side(works, CPU))
     assert closed == ["a", "c"]
@@ -180,6 +180,6 @@ def test_a_work_learns_how_many_there_are_and_its_result_comes_as_it_ends():
             told.append((turns, (yield False)))
         return turns * 10
 
-    assert list(side_by_side({"long": work(3), "short": work(1)}, CPU)) == [("short", 10), ("long", 30)]
+    assert list(side_by_side([("long", work(3)), ("short", work(1))], CPU)) == [("short", 10), ("long", 30)]
     assert told == [(3, 2), (1, 2), (3, 1), (3, 1)]
     assert in_one_go(work(2)) == 20

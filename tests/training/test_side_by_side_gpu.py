@@ -61,7 +61,9 @@ def test_seeds_side_by_side_lose_as_they_do_alone(dataset, kind):
     data = dataset if kind == "images" else texts()
     changes = {} if kind == "images" else {"queries": 1}
     together = make(learner, data, 4, **changes)
-    ended = dict(side_by_side({seed: turns_of(training) for seed, training in together.items()}, torch.device("cuda")))
+    ended = dict(
+        side_by_side([(seed, turns_of(training)) for seed, training in together.items()], torch.device("cuda"))
+    )
     assert {outcome.counters.step for outcome in ended.values()} == {60}
     for seed, single in make(learner, data, 4, **changes).items():
         single.run(test=False)
@@ -75,9 +77,9 @@ def test_seeds_side_by_side_lose_as_they_do_alone(dataset, kind):
 
 def test_stopped_and_resumed_side_by_side(dataset, tmp_path):
     together = make(NARROW, dataset, 3, tmp_path, steps=30)
-    dict(side_by_side({seed: turns_of(training) for seed, training in together.items()}, torch.device("cuda")))
+    dict(side_by_side([(seed, turns_of(training)) for seed, training in together.items()], torch.device("cuda")))
     again = {seed: resume(tmp_path / str(seed), dataset, "cuda", [Lines()], steps=60) for seed in together}
-    ended = dict(side_by_side({seed: turns_of(training) for seed, training in again.items()}, torch.device("cuda")))
+    ended = dict(side_by_side([(seed, turns_of(training)) for seed, training in again.items()], torch.device("cuda")))
     assert {outcome.counters.step for outcome in ended.values()} == {60}
     whole = make(NARROW, dataset, 3)
     for seed, single in whole.items():
@@ -118,7 +120,7 @@ def test_side_by_side_is_quicker_than_one_after_another():
             begun.append(time.monotonic())
             yield from visits
 
-        dict(side_by_side({seed: work(training) for seed, training in trainings.items()}, torch.device("cuda")))
+        dict(side_by_side([(seed, work(training)) for seed, training in trainings.items()], torch.device("cuda")))
         return time.monotonic() - max(begun)
 
     alone, five = seconds(1), seconds(5)

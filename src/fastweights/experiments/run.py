@@ -178,7 +178,7 @@ def work_by_turns(
             unfinished += group
         if unfinished or time.monotonic() >= deadline:
             break
-        for job, ended in side_by_side({job: do(job) for job in group}, device):
+        for job, ended in side_by_side([(job, do(job)) for job in group], device):
             gc.collect()  # a training is a reference cycle, which on a GPU holds the memory of its graphs
             if isinstance(ended, UserError):  # a NaN loss, for example: go on with the others
                 failed += [] if isinstance(ended, Taken) else [f"{job}: {ended}"]

@@ -6,8 +6,8 @@ kernels.
 """
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,32 +16,24 @@ import torch
 from fastweights.kernels.available import has_triton
 
 
-@contextmanager
-def rehearsal() -> Iterator[None]:
-    """Within, Triton's kernels are compiled and not launched: what they should have written is whatever was in memory.
+def rehearse(work: Callable[[], object]) -> bool:
+    """Go through a work with Triton's kernels compiled and not launched: they write nothing, so it computes garbage.
 
-    Only for work that takes the same course whatever the numbers are. Backward passes stay on this thread, which is the
-    one whose kernels are held back.
+    Only for work that takes the same course whatever the numbers are. Whatever goes wrong, be it Triton's doing or the
+    work's, only means that kernels are compiled when they are wanted; whether all went well is the answer.
     """
     compile_together = _compiling_mode()
     if compile_together is None:
-        yield
-        return
-    from triton.runtime.jit import JITFunction
-
-    launch, kernels = JITFunction.run, []
-
-    def hold_back(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kernels.append(launch(self, *args, grid=grid, warmup=True, **options))
-
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        JITFunction.run = hold_back
-        try:
+        return False
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as threads, _held_back() as kernels:
+            # Backward passes stay on this thread, which is the one that has its kernels compiled by others.
             with compile_together(threads), torch.autograd.set_multithreading_enabled(False):
-                yield
-        finally:
-            JITFunction.run = launch
-        list(threads.map(_load, kernels))
+                work()
+            _load_all(kernels, threads)
+    except Exception:  # the work itself will say what is wrong with it
+        return False
+    return True
 
 
 def _compiling_mode() -> Any:
@@ -53,7 +45,28 @@ def _compiling_mode() -> Any:
     return getattr(triton, "AsyncCompileMode", None)
 
 
-def _load(kernel: Any) -> None:
-    """Bring a kernel to the GPU, with the code that launches it, which may have to be compiled, too."""
-    kernel = kernel.result() if hasattr(kernel, "result") else kernel
-    _ = kernel.run
+@contextmanager
+def _held_back() -> Iterator[list[Any]]:
+    """Have no kernel launched; those that would have been are in the list."""
+    from triton.runtime.jit import JITFunction
+
+    launch, kernels = JITFunction.run, list[Any]()
+
+    def hold_back(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernels.append(launch(self, *args, grid=grid, warmup=True, **options))
+
+    JITFunction.run = hold_back
+    try:
+        yield kernels
+    finally:
+        JITFunction.run = launch
+
+
+def _load_all(kernels: list[Any], threads: Executor) -> None:
+    """Bring kernels to the GPU, with the code that launches them, which may have to be compiled, too."""
+
+    def load(kernel: Any) -> None:
+        compiled = kernel.result() if hasattr(kernel, "result") else kernel
+        _ = compiled.run
+
+    list(threads.map(load, kernels))

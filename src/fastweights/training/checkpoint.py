@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fastweights.learners.saved import COUNTED_LATER, COUNTERS, Saved, Tensors, check_counters
+from fastweights.learners.saved import COUNTED_LATER, COUNTERS, Saved, Tensors, check_counters, is_finite
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.errors import UserError
 
@@ -75,7 +75,7 @@ def _check_moments(
             raise ValueError(f"the optimiser's parameter {number} with {', '.join(sorted(entry))}")
         for name, tensor in entry.items():
             shape = () if name == "step" else tuple(parameters[number].shape)
-            if tuple(tensor.shape) != shape or not tensor.is_floating_point() or not tensor.isfinite().all():
+            if tuple(tensor.shape) != shape or not tensor.is_floating_point() or not is_finite(tensor):
                 raise ValueError(f"the optimiser's {number}.{name}: {tensor.dtype} of {tuple(tensor.shape)}")
         counted = float(entry.get("step", torch.ones(())))
         if counted < 1 or counted > (counted if steps is None else steps) or counted != int(counted):

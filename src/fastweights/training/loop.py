@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastweights.data.items import Dataset, Items, TextItems
 from fastweights.evaluation import MULTIPLE, Evaluation, evaluate, evaluating
-from fastweights.kernels.rehearsal import rehearsal
+from fastweights.kernels.rehearsal import rehearse
 from fastweights.learners import saved as files
 from fastweights.learners.base import KeyLearner, Learner, parameters_above
 from fastweights.learners.registry import LearnerSettings, build_learner
@@ -221,7 +221,7 @@ class Training:
             steps = saved.counters["step"]
             checkpoint.fill_optimizer(self.take_step.optimizer, saved.section("optimizer"), steps)
             if self.ema is not None:
-                files.require_fitting(self.ema.averages(), saved.section("average"), saved.path)
+                files.require_weights(self.ema.averages(), saved.section("average"), saved.path)
                 self.ema.fill(saved.section("average"))
             self.counters = Counters(**saved.counters)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -281,10 +281,14 @@ class Training:
         images = self.items["train"].values
         some = images[torch.zeros(s.tasks_per_step * way * (shot + queries), dtype=torch.int64, device=images.device)]
         buffers = _copy(dict(encoder.named_buffers()))
-        with rehearsal(), autocast(s.precision, self.device):
-            encoder(some).float().sum().backward()
-            with evaluating(self.learner), torch.no_grad():
-                encoder(some[: MULTIPLE["cuda"]])
+
+        def step_and_validate() -> None:
+            with autocast(s.precision, self.device):
+                encoder(some).float().sum().backward()
+                with evaluating(self.learner), torch.no_grad():
+                    encoder(some[: MULTIPLE["cuda"]])
+
+        rehearse(step_and_validate)
         encoder.zero_grad(set_to_none=True)
         for name, buffer in encoder.named_buffers():
             buffer.copy_(buffers[name])  # batch norm has seen garbage

@@ -8,7 +8,7 @@ the very steps that it would have taken alone.
 
 import time
 from collections import deque
-from collections.abc import Generator, Hashable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, TypeVar
 
@@ -20,7 +20,7 @@ TURNS_AHEAD = 4
 """How many turns' work of one training may wait for the device: enough for it while another one validates."""
 POLL_SECONDS = 5e-5
 """How long to look away while every training waits for the device."""
-Name = TypeVar("Name", bound=Hashable)
+Name = TypeVar("Name")
 Result = TypeVar("Result")
 Turns = Generator[bool, int | None, Result]
 """Work in turns, as `Training.visits`: yields whether what comes next waits for the device, is told how many take turns
@@ -28,22 +28,22 @@ and returns a result."""
 
 
 def side_by_side(
-    works: Mapping[Name, Turns[Result]], device: torch.device
+    works: Iterable[tuple[Name, Turns[Result]]], device: torch.device
 ) -> Iterator[tuple[Name, Result | UserError]]:
-    """Do all works by turns: the result or the error of each as it ends, while the others go on."""
-    lanes = {name: Lane(work, device) for name, work in works.items()}
+    """Do all works by turns: the result or the error of each, with its name, as it ends, while the others go on."""
+    lanes = [(name, Lane(work, device)) for name, work in works]
     try:
         while lanes:
-            ready = [name for name, lane in lanes.items() if lane.ready()]
-            for name in ready:
-                ended = lanes[name].turn(len(lanes))
+            ready = [(name, lane) for name, lane in lanes if lane.ready()]
+            for name, lane in ready:
+                ended = lane.turn(len(lanes))
                 if ended is not None:
-                    del lanes[name]
+                    lanes = [pair for pair in lanes if pair[1] is not lane]
                     yield name, ended[0]
             if not ready:
                 time.sleep(POLL_SECONDS)
     finally:
-        for lane in lanes.values():
+        for _, lane in lanes:
             lane.work.close()
 
 
