@@ -1,6 +1,7 @@
 """The Python of the documentation runs as it stands, on data and steps of a test's size."""
 
 import json
+import os
 import re
 import runpy
 import tomllib
@@ -154,6 +155,25 @@ def test_the_citation_is_of_this_version():
     assert f"version = {{{facts['version']}}}" in (ROOT / "docs/cite.md").read_text(encoding="utf-8")
     for key in ("cff-version: 1.2.0", "message: ", "title: ", "authors:"):
         assert re.search(rf"^{key}", citation, re.M), key
+
+
+def test_the_changelog_has_the_usual_form():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[(.*?)\](.*)$", text, re.M)
+    assert versions[0] == ("Unreleased", "")
+    assert all(re.fullmatch(r" - \d{4}-\d\d-\d\d", date) for _, date in versions[1:])
+    assert all(f"\n[{version}]: https://" in text for version, _ in versions)
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.*)$", text, re.M)) <= kinds
+
+
+def test_github_runs_what_we_run():
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    assert "- run: .ci/run\n" in workflow
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    for script in (workflow, (ROOT / ".ci/run").read_text(encoding="utf-8")):
+        assert set(re.findall(r"\bmake ([\w-]+)", script)) <= targets
 
 
 # The pictures and the numbers of how-it-works.md
