@@ -42,6 +42,13 @@ def test_answers_by_keys_are_those_by_inputs(fitted: Classifier) -> None:
     assert counts == dict(zip(labels, fitted.memory_.counts.tolist(), strict=True))
 
 
+def test_what_is_none_of_the_classes_has_no_label(fitted: Classifier) -> None:
+    (answer,) = fitted.predict_keys(-fitted.encode([drawing("ring")]))
+    assert answer.known < SURE
+    assert answer.label is None
+    assert len(answer.likely) == len(fitted.classes_)
+
+
 def test_so_many_classes_and_examples_are_named_as_asked_for(fitted: Classifier) -> None:
     (answer,) = fitted.predict_keys(fitted.encode([drawing("ring", 4)]), top=2, spoke=1)
     assert len(answer.likely) == 2

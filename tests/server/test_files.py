@@ -1,7 +1,5 @@
 """Memories that come as files: examples that fade, classes that keep their newest, logs, and encoders of one's own."""
 
-import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from fastweights import Classifier
 from fastweights.classifier.encoders import encoder_of
 from fastweights.classifier.streams import DAY
 
-from .conftest import Asked, Running, Serve, png
+from .conftest import Asked, Serve, png
 
 BINARY = {"Content-Type": "application/octet-stream"}
 EMBED = """
@@ -132,6 +130,21 @@ def test_a_log_travels_along_and_is_gone_on_with(asked: Asked, tmp_path):
         assert fetched(asked, tmp_path).audit_
 
 
+def test_how_sure_to_be_travels_along(serve: Serve, tmp_path):
+    rng = np.random.default_rng(0)
+    rows, labels = rng.normal(size=(12, 4)), list("abc") * 4
+    classifier = Classifier().fit(rows, labels)
+    before = classifier.predict_proba(rows[:1])
+    classifier.calibrate(rows + rng.normal(size=rows.shape), labels)
+    expected = dict(zip("abc", classifier.predict_proba(rows[:1])[0], strict=True))
+    assert abs(before - classifier.predict_proba(rows[:1])).max() > 0.01
+    asked = serve()
+    sent(asked, classifier, tmp_path)
+    assert chances(asked, rows[0]) == pytest.approx(expected, abs=1e-5)
+    after = fetched(asked, tmp_path).predict_proba(rows[:1])[0]
+    assert dict(zip("abc", after, strict=True)) == pytest.approx(expected, abs=1e-5)
+
+
 def test_an_encoder_of_ones_own_sees_pictures(serve: Serve, tmp_path):
     (tmp_path / "mine.py").write_text(EMBED)
     given = f"{tmp_path / 'mine.py'}:embed"
@@ -198,16 +211,3 @@ def test_nothing_of_a_file_is_kept_but_its_model_and_its_examples(serve: Serve, 
     store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     assert b"unspeakable" not in store.path.read_bytes()
     assert asked.ask(png("ring", 3))["label"] == "ring"
-
-
-def test_the_command_takes_an_encoder(run, tmp_path):
-    (tmp_path / "mine.py").write_text(EMBED)
-    given = f"{tmp_path / 'mine.py'}:embed"
-    first: Running = run("--encoder", given)
-    client = first.client()
-    for name in ("ring", "bar"):
-        assert client.show(name, png(name)).status_code == 201
-    assert client.ask(png("bar", 3))["likely"][0]["label"] == "bar"
-    assert given in json.loads(client.http.get("/v1").text)["models"]
-    client.close()
-    first.stop(signal.SIGKILL)

@@ -255,6 +255,38 @@ def test_pictures_are_taken_and_what_is_none_is_said_to_be(server: Threaded, vis
     assert "'tee'" in page.inner_text("#status")
 
 
+def drop(page: Any, name: str, data: bytes, kind: str) -> None:
+    """Let a file fall onto the page."""
+    given = {"name": name, "data": list(data), "kind": kind}
+    page.evaluate(
+        """({ name, data, kind }) => {
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([new Uint8Array(data)], name, { type: kind }));
+            const event = { dataTransfer, bubbles: true, cancelable: true };
+            for (const type of ["dragover", "drop"]) document.body.dispatchEvent(new DragEvent(type, event));
+        }""",
+        given,
+    )
+
+
+def test_pictures_and_memories_are_dropped_onto_the_page(server: Threaded, visit):
+    page = visit(address_of(server))
+    page.wait_for_selector("#tasks li")
+    for name in ("ring", "tee"):
+        drop(page, f"{name}.png", png(name), "image/png")
+        page.wait_for_function("() => document.getElementById('invitation').hidden")
+        page.fill("#name", name)
+        page.press("#name", "Enter")
+        said(page, f"Learnt: {name}.")
+    drop(page, "which.png", png("ring", 4), "image/png")
+    page.wait_for_selector("#bars li")
+    assert page.inner_text("#bars li:first-child .label") == "ring"
+    file = page.request.get(f"{server.address}/v1/memories/{server.serving.memory}/file").body()
+    drop(page, "dropped.fw", file, "")
+    said(page, "Loaded: dropped.")
+    assert page.locator(".card").count() == 2
+
+
 def said(page: Any, sentence: str) -> None:
     """Wait until the page says so."""
     page.wait_for_function("said => document.getElementById('status').textContent === said", arg=sentence)

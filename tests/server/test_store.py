@@ -22,6 +22,7 @@ from fastweights.server.store import FIRST, New, Store
 from fastweights.utils.errors import UserError
 
 from .conftest import Running, png
+from .test_files import EMBED
 
 KILLS, WRITERS = 50, 4
 JSON = {"Content-Type": "application/json"}
@@ -47,31 +48,6 @@ for line in sys.stdin:
     print("gone", flush=True)
 """
 """Imports once and forks a service for every line it reads: fifty starts take no minutes."""
-
-
-FILLING = """
-import resource, sys
-import numpy as np
-from pathlib import Path
-from fastweights.server.errors import Refusal
-from fastweights.server.store import New, Store
-
-store = Store(Path(sys.argv[1]))
-memory = store.make("", None, "digest", 1000, 10)
-resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
-number = 0
-try:
-    while number < 1000:
-        key = np.ones(1000, np.float32)
-        key[0] = number
-        store.add(memory, [New(f"c{number}", "", key, None)], 5)
-        number += 1
-except Refusal as refusal:
-    print(number, len(store.examples(memory)[0]), refusal, sep="\\n", flush=True)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-store.close()
-"""
-"""Adds until no file may grow any more, as on a disk that is full."""
 
 
 def new(label: str, *key: float) -> New:
@@ -144,22 +120,32 @@ def test_a_database_of_the_first_version_is_taken_over(tmp_path):
         store.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no limits on files here")
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no limits on files here")
 def test_a_disk_that_fills_up_loses_nothing_that_was_acknowledged(tmp_path):
-    path = tmp_path / "full.sqlite"
-    said = subprocess.run([sys.executable, "-c", FILLING, str(path)], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    acknowledged, after, sentence = said.stdout.strip().split("\n")
-    assert int(acknowledged) > 10
-    assert int(after) == int(acknowledged)
-    assert "make room on the disk" in sentence
-    store = Store(path)
-    (memory,) = store.all()
-    rows, keys = store.examples(memory.id)
-    assert [row.label for row in rows] == [f"c{number}" for number in range(int(acknowledged))]
-    assert keys[:, 0].tolist() == list(range(int(acknowledged)))
-    assert store._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    store.add(memory.id, [New("more", "", np.ones(1000), None)], 5)
+    import resource
+
+    store = Store(tmp_path / "m.sqlite")
+    memory, kept, before = store.make("", None, "digest", 1000, 10), 0, resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, before[1]))  # no file grows any more, as on a full disk
+        while kept < 1000:
+            store.add(memory, [new(f"c{kept}", *[kept] * 1000)], 5)
+            kept += 1
+    except Refusal as refusal:
+        refused = refusal
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert refused.status == 507
+    assert "make room on the disk" in str(refused)
+    assert kept > 10
+    for _ in range(2):
+        rows, keys = store.examples(memory)
+        assert [row.label for row in rows] == [f"c{number}" for number in range(kept)]
+        assert keys[:, 0].tolist() == list(range(kept))
+        assert store._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        store.close()
+        store = Store(tmp_path / "m.sqlite")
+    assert store.add(memory, [new("more", *[1] * 1000)], 5)
     store.close()
 
 
@@ -277,13 +263,18 @@ def test_the_command_starts_stops_and_finds_everything_again(run, tmp_path):
     assert "Stopped; nothing is lost." in stopped.said
     assert "Traceback" not in stopped.said
 
-    second: Running = run(str(file), "--token", "t")
+    (tmp_path / "mine.py").write_text(EMBED)
+    given = f"{tmp_path / 'mine.py'}:embed"
+    second: Running = run(str(file), "--token", "t", "--encoder", given)
     assert second.memory != first.memory
     client = second.client(headers={"Authorization": "Bearer t"})
     assert client.classes() == {"ring": 1, "bar": 1}
     client.memory = first.memory
     assert client.ask(png("ring", 4)) == answer
     assert len(client.http.get("/v1/memories").json()["memories"]) == 2
+    assert client.http.get("/v1").json()["models"][-1] == given
+    client.make()
+    assert client.http.get(client.path).json()["model"] == given
     client.close()
     stopped = second.stop(signal.SIGTERM)
     assert stopped.code == 0

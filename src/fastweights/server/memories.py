@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -141,12 +142,8 @@ class Memories:
             log = self.store.log(memory) if kept.logged else None
         if not rows:
             raise Refusal(409, "Nothing has been taught yet; show an example first.")
-        chosen = kept.stream
-        return as_file(
-            sight,
-            remembered(kept, rows, keys, [row.called for row in rows]),
-            Stream(chosen.half_life, chosen.limit, log),
-        )
+        found = remembered(kept, rows, keys, [row.called for row in rows])
+        return as_file(sight, found, replace(kept.stream, audit=log))
 
     def find(self, memory: str) -> Taught:
         """A memory, from RAM if it is there."""
@@ -291,10 +288,15 @@ def _check_contradictions(taught: Taught, label: str, keyed: Keyed) -> None:
 
 
 def _chosen(stream: Stream) -> dict[str, Any]:
-    """What a file says of the coming and going of its examples, as the store keeps it."""
+    """What a file says of the coming and going of its examples, and of how sure to be, as the store keeps it."""
     limit = stream.limit
     limits = {str(label): int(most) for label, most in limit.items()} if isinstance(limit, Mapping) else limit
-    said = {"half_life": stream.half_life, "limit": limits, "audit": stream.audit is not None or None}
+    said = {
+        "half_life": stream.half_life,
+        "limit": limits,
+        "audit": stream.audit is not None or None,
+        "calibration": None if stream.calibration is None else stream.calibration.to_json(),
+    }
     return {name: value for name, value in said.items() if value is not None}
 
 

@@ -47,6 +47,7 @@ def have_the_process() -> None:
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket that accepts connections."""
+    bound = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -54,6 +55,8 @@ def listening(host: str, port: int) -> socket.socket:
         bound.bind(address)
         bound.listen(512)
     except (OSError, OverflowError) as error:
+        if bound is not None:
+            bound.close()
         code, why = getattr(error, "errno", None), getattr(error, "strerror", None) or error
         if isinstance(error, socket.gaierror) or code == errno.EADDRNOTAVAIL:
             said = f"there is no address {host!r} here; take 127.0.0.1, or 0.0.0.0 for all networks."

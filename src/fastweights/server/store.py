@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.streams import Stream
 from fastweights.server.errors import Refusal
 from fastweights.utils.errors import UserError
@@ -76,13 +77,14 @@ class Kept:
     """Of keys; None until the first embedding says so."""
     made: float
     chosen: str = "{}"
-    """In JSON: the half-life of examples, how many a class keeps, and whether there is a log."""
+    """In JSON: the half-life of examples, how many a class keeps, how sure to be, and whether there is a log."""
 
     @property
     def stream(self) -> Stream:
         """The same, without the log."""
         said = json.loads(self.chosen)
-        return Stream(said.get("half_life"), said.get("limit"))
+        sure = Calibration.from_json(said["calibration"]) if "calibration" in said else None
+        return Stream(said.get("half_life"), said.get("limit"), calibration=sure)
 
     @property
     def logged(self) -> bool:
