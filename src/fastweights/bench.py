@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
 from fastweights.data.items import Items, TextItems
 from fastweights.learners.base import KeyLearner, Learner
 from fastweights.learners.registry import LearnerSettings, build_learner
+from fastweights.style import BLUE, log_scale, new_figure, quiet
 from fastweights.tasks.episodes import Episode, EpisodeSampler
 from fastweights.training.loop import accelerated, capturable
 from fastweights.training.objectives import MetaObjective, score
@@ -289,19 +288,18 @@ def label(line: dict[str, Any], first: dict[str, Any]) -> str:
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """The paper's timing figure: ms per task on a log scale, training left, inference (both phases) right."""
-    figure = Figure(figsize=(9, 1.5 + 0.4 * len(lines)), layout="constrained")
+    figure = new_figure(9, 1.5 + 0.4 * len(lines))
     names = [label(line, lines[0]) for line in lines]
     for axes, what in zip(figure.subplots(1, 2, sharey=True), ("train", "inference"), strict=True):
         medians = [statistics.median(line[f"{what}_ms"]) for line in lines]
         below = [m - min(line[f"{what}_ms"]) for m, line in zip(medians, lines, strict=True)]
         above = [max(line[f"{what}_ms"]) - m for m, line in zip(medians, lines, strict=True)]
-        bars = axes.barh(names, medians, xerr=[below, above], color="#4269d0")
+        bars = quiet(axes).barh(names, medians, xerr=[below, above], color=BLUE)
         axes.bar_label(bars, [f" {m:.3g}" for m in medians], fontsize=8)
-        axes.set(xscale="log", xlabel="ms per task", title="training" if what == "train" else "inference")
+        log_scale(axes, "x", "ms per task")
+        axes.set_title("training" if what == "train" else "inference")
         axes.set_xlim(10 ** math.floor(math.log10(min(medians) / 1.5)), 3 * max(medians))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=False, axis="y")
     figure.axes[0].invert_yaxis()
     if lines:
         figure.suptitle(f"{lines[0]['job']}  ·  {lines[0]['device']}  ·  {lines[0]['precision']}", fontsize=10)

@@ -19,6 +19,7 @@ from fastweights.data.items import Items
 from fastweights.learners.base import KeyLearner, Learner
 from fastweights.tasks.all_words import AllWordsTasks
 from fastweights.tasks.episodes import Episode, EpisodeSampler, EvaluationTasks
+from fastweights.utils.arguments import require
 from fastweights.utils.devices import items_at_once
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import autocast
@@ -69,6 +70,9 @@ def evaluate(
     Inductive: eval mode, a task is described without its queries. `progress` is told the number of tasks done. With
     `label_orders` answers are averaged over the cyclic orders of the labels.
     """
+    require("what is evaluated", learner, Learner, "a Learner")
+    require("the split", items, Items, "Items")
+    require("the tasks", tasks, (EvaluationTasks, AllWordsTasks), "EvaluationTasks")
     if items.names != tasks.sampler.items.names:
         raise UserError("these tasks were drawn from another split; give evaluate the split they were drawn from.")
     if label_orders and not learner.has_slots:

@@ -11,11 +11,13 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from torch import Tensor
 
 from fastweights.learners.base import Learner
+from fastweights.style import COLOURS, GREEN, GREY, RED, YELLOW, new_figure, quiet
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.files import picture_format, replacing
 
-COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
-RIGHT, WRONG = "#2a7d2e", "#c62828"
+OF_CLASSES = tuple(colour for colour in COLOURS if colour != YELLOW)
+"""Letters in yellow could not be read on white."""
+RIGHT, WRONG = GREEN, RED
 MOST_COLUMNS = 6
 """With more classes than this, queries wrap; otherwise each is in its class's column."""
 CHARACTER, FEWEST_CHARACTERS = 0.65, 8
@@ -59,12 +61,12 @@ def shortened(name: str, longest: int) -> str:
 def _figure(
     task: Episode, answers: Tensor, right: Tensor, recalled: Tensor | None, title: str, class_names: Sequence[str]
 ) -> Figure:
-    names, colours = letters(task.way), [COLOURS[i % len(COLOURS)] for i in range(task.way)]
+    names, colours = letters(task.way), [OF_CLASSES[i % len(OF_CLASSES)] for i in range(task.way)]
     shot, cards = task.support_x.shape[1] // task.way, task.query_x.shape[1]
     shots_shown = min(shot, 3)
     columns = min(task.way, MOST_COLUMNS)
     rows = -(-cards // columns)
-    figure = Figure(figsize=(2 * columns, 1.1 + 1.3 * (shots_shown + rows)), layout="constrained")
+    figure = new_figure(2 * columns, 1.1 + 1.3 * (shots_shown + rows))
     score = f"{int(right.sum())} of {cards} right"
     figure.suptitle(f"{title}  ·  {score}" if title else score, fontsize=13, parse_math=False)
     halves: Any = figure.subfigures(2, 1, height_ratios=[1.3 * shots_shown + 0.3, 1.3 * rows + 0.3])
@@ -74,8 +76,8 @@ def _figure(
             _show(axes, image)
         support[0, label].set_title(name, color=colour, fontweight="bold", fontsize=12)
     _name_classes(support[-1], class_names, 2 * 72 * columns / task.way)
-    halves[0].suptitle(f"support, {shot} {'shot' if shot == 1 else 'shots'}", fontsize=10, color="#555555")
-    halves[1].suptitle("query: the answer, and what the memory returned for each class", fontsize=10, color="#555555")
+    halves[0].suptitle(f"support, {shot} {'shot' if shot == 1 else 'shots'}", fontsize=10, color=GREY)
+    halves[1].suptitle("query: the answer, and what the memory returned for each class", fontsize=10, color=GREY)
     grid = halves[1].add_gridspec(rows, 2 * columns)
     by_column = torch.arange(cards).view(task.way, -1).T.flatten() if columns == task.way else torch.arange(cards)
     for place, i in enumerate(by_column.tolist()):
@@ -95,7 +97,7 @@ def _name_classes(axes: Sequence[Axes], names: Sequence[str], points: float) -> 
     if longest < FEWEST_CHARACTERS or not all(ord(character) in in_font for character in "".join(names)):
         return
     for image, name in zip(axes, names, strict=False):
-        image.set_xlabel(shortened(name, longest), fontsize=size, color="#555555", labelpad=3, parse_math=False)
+        image.set_xlabel(shortened(name, longest), fontsize=size, color=GREY, labelpad=3, parse_math=False)
 
 
 def _draw_answer(axes: Axes, image: Tensor, answer: str, right: bool) -> None:
@@ -112,7 +114,7 @@ def _draw_recall(axes: Axes, recalled: Tensor, names: Sequence[str], colours: Se
     axes.set(yticks=range(len(names)), xticks=[], xlim=(min(0.0, float((recalled / largest).min())), 1.05))
     axes.set_yticklabels(names, fontsize=6)
     axes.invert_yaxis()
-    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    quiet(axes, grid=False).spines["bottom"].set_visible(False)
     axes.tick_params(length=0)
 
 

@@ -1,6 +1,7 @@
 """What is said at the end of a training follows from how far it came and how fast it was."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ def test_a_training_that_did_what_it_was_asked_for_needs_no_words():
 def test_a_slow_one_at_chance_says_how_long_it_would_take_and_what_to_try(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert sentence(SLOW) == (
-        "5 of 2,000 steps, at chance; the rest would take about 7 h on this CPU: try --dataset strokes, small drawings; "
-        "--set filters=8, an encoder some 16 times cheaper; or a machine with a GPU."
+        "5 of 2,000 steps, at chance; the rest would take about 7 h on this CPU: try --dataset strokes, small "
+        "drawings; --set filters=8, an encoder some 16 times cheaper; or a machine with a GPU."
     )
 
 
@@ -33,10 +34,11 @@ def test_suggestions_fit_the_training(monkeypatch):
     assert sentence(nothing) == "5 of 100 steps, at chance; the rest would take about 1 s on this GPU."
 
 
-def test_one_that_has_learnt_gets_no_advice_unless_the_rest_is_long():
-    short = Ending(1000, 2000, 0.1, at_chance=False, on_gpu=False, dataset="strokes", filters=64)
-    assert sentence(short) == "1,000 of 2,000 steps; the rest would take about 2 min on this CPU."
-    assert "try --set filters=16" in sentence(Ending(10, 2000, 5.0, False, False, "strokes", 64))
+def test_one_that_has_learnt_gets_no_advice_nor_one_that_was_interrupted_near_its_end():
+    learnt = Ending(10, 2000, 5.0, at_chance=False, on_gpu=False, dataset="strokes", filters=64)
+    assert sentence(learnt) == "10 of 2,000 steps; the rest would take about 3 h on this CPU."
+    assert "try --set filters=16" in sentence(replace(learnt, tested=False))
+    assert "try" not in sentence(replace(learnt, tested=False, step=1900))
 
 
 def test_one_at_chance_after_all_its_steps_wants_more_of_them():

@@ -2,10 +2,14 @@
 
 import io
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import fields, replace
+from pathlib import Path
 
 import matplotlib
 import pytest
@@ -253,7 +257,7 @@ def test_a_run_is_not_overwritten(monkeypatch, capsys):
         (["train", "--way", "0"], "way must be at least 2, not 0"),
         (["train", "--shot", "0"], "shot must be at least 1, not 0"),
         (["train", "--queries", "-1"], "queries must be at least 1, not -1"),
-        (["train", "--set", "width=1000000000000000"], "out of memory"),
+        (["train", "--set", "width=1000000000000000"], "width must be at most"),
         (["bench", "--way", "1"], "--way"),
         (["bench", "--queries", "-20"], "--queries"),
         (["bench", "--runs", "0"], "--runs"),
@@ -457,3 +461,87 @@ def test_a_recipe_is_printed_with_where_each_setting_comes_from(monkeypatch, cap
     assert re.search(r"tasks_per_step +│ 16 +│ .*mini-imagenet-\*/fwresnet-\*", said)
     assert re.search(r"width +│ 1024 +│ .*fwresnet-hebb", said)
     assert re.search(r"optimizer +│ adam +│ default", said)
+
+
+def started(*words: str, **options) -> subprocess.Popen:
+    program = [sys.executable, "-m", "fastweights", *words]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.parametrize("words", [["models"], ["--help"], ["data", "list"], ["train", "--help"], ["--version"]])
+def test_a_reader_that_has_had_enough_is_no_failure(words):
+    """As in `fastweights models | head -1`."""
+    child = started(*words, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    child.stdout.close()
+    assert (child.wait(), child.stderr.read()) == (0, "")
+    child.stderr.close()
+
+
+def test_a_training_whose_reader_is_gone_has_not_succeeded(monkeypatch):
+    def gone(*arguments):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("fastweights.cli.train.find_device", gone)
+    assert train(monkeypatch) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
+def test_what_cannot_be_printed_for_want_of_space_is_a_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fastweights", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "error: there is no space left on the disk; make room.\n")
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.8, 1.6, 3.0])
+def test_ctrl_c_is_answered_whenever_it_comes(seconds, tmp_path):
+    """While torch is being imported, or later, whatever a machine under load has come to."""
+    program = "import sys; sys.argv[1:] = ['train', '--steps', '100000', '--out', 'run']\n"
+    program += "from fastweights.utils import signals; signals.listen(); print(flush=True)\n"
+    program += "from fastweights.__main__ import main; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "FASTWEIGHTS_DATA": str(tmp_path / "root")},
+    )
+    child.stdout.readline()
+    time.sleep(seconds)
+    child.send_signal(signal.SIGINT)
+    said, failed = child.communicate(timeout=100)
+    assert child.returncode == 130, failed
+    assert "Traceback" not in failed
+    assert "interrupted." in failed or "go on with" in said
+
+
+def test_ctrl_c_behind_another_error_is_still_ctrl_c(monkeypatch, capsys):
+    def press(*arguments):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as pressed:
+            raise ImportError("numpy could not be imported") from pressed
+
+    monkeypatch.setattr("fastweights.cli.models.load_installed", press)
+    assert call(monkeypatch, "models") == 130
+    assert capsys.readouterr().err == "error: interrupted.\n"
+
+
+def test_ctrl_c_that_a_library_dropped_is_remembered(monkeypatch, capsys):
+    monkeypatch.setattr("fastweights.utils.signals._asked", True)
+    assert call(monkeypatch, "models") == 130
+    assert capsys.readouterr().err == "error: interrupted.\n"
+
+
+def test_too_little_memory_is_one_sentence(monkeypatch, capsys):
+    def take_all(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000000000000000 bytes.")
+
+    monkeypatch.setattr("fastweights.cli.models.load_installed", take_all)
+    assert "out of memory; ask for a smaller model" in refused(monkeypatch, capsys, "models")

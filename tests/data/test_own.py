@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from fastweights.data import TextItems, load, own, read_pictures
+from fastweights.data.registry import require_familiar
 from fastweights.tasks.episodes import EpisodeSampler
 from fastweights.utils.errors import UserError
 from fastweights.utils.tokens import PAD, UNKNOWN
@@ -360,9 +361,56 @@ def test_pictures_of_one_task_take_the_shape_of_a_model(tmp_path):
         (["one.png"], (50,), r"not the shape \(50,\)"),
         (["one.png"], (8, 8, 2), r"not the shape \(8, 8, 2\)"),
         ([__file__], (8, 8, 1), "test_own.py is not a readable picture"),
+        ([5], (8, 8, 1), "5 is no name of a file"),
+        (5, (8, 8, 1), "takes a list of files, not 5"),
+        (["a\0b.png"], (8, 8, 1), r"'a\\x00b.png' is no name of a file"),
+        (["/dev/zero"], (8, 8, 1), "/dev/zero is no plain file, but a device"),
+        (["one.png"], (0, 0, 1), r"not the shape \(0, 0, 1\)"),
+        (["one.png"], (8.0, 8, 1), r"not the shape \(8.0, 8, 1\)"),
+        (["one.png"], (10**6, 8, 1), r"not the shape \(1000000, 8, 1\)"),
+        (["one.png"], 5, "not the shape 5"),
     ],
 )
 def test_what_is_no_pictures_of_a_task_is_refused(tmp_path, monkeypatch, paths, shape, sentence):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=sentence):
         read_pictures(paths, shape)
+
+
+def test_a_class_whose_name_is_not_unicode_is_named(tmp_path):
+    rows = [json.dumps({"text": f"some words {n}", "label": f"c\ud800{n}"}) for n in range(5)]
+    (tmp_path / "x.jsonl").write_text("\n".join(rows))
+    with pytest.raises(UserError, match=r"class 'c\\ud800\d' has a name that is not Unicode; rename it"):
+        load(tmp_path / "x.jsonl", tmp_path / "root")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are Unicode there")
+def test_folders_that_are_named_in_an_old_code_page_are_refused_but_pictures_may_be(tmp_path):
+    folder = unpack(tmp_path / "f", pictures())
+    source = next(path for path in folder.rglob("*") if path.is_file())
+    source.rename(os.fsdecode(os.fsencode(source.parent) + b"/caf\xe9" + os.fsencode(source.suffix)))
+    assert load(folder, tmp_path / "root").splits["train"].classes
+    wrong = os.fsdecode(os.fsencode(tmp_path) + b"/d\xe9")
+    folder.rename(wrong)
+    with pytest.raises(UserError, match="has a name that is not Unicode; rename it"):
+        load(wrong, tmp_path / "root")
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.zip", "x.png"])
+def test_a_pipe_for_a_dataset_keeps_nobody_waiting(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="is no plain file, but a named pipe"):
+        load(tmp_path / name, tmp_path / "root")
+
+
+def test_a_dataset_that_a_file_names_is_read_only_where_it_was_used_before(tmp_path):
+    folder = unpack(tmp_path / "f", pictures())
+    about = (tmp_path / "model", str(folder), "", tmp_path / "root")
+    with pytest.raises(
+        UserError, match=r"model says that it was trained on '.*/f', which has not been used here; name"
+    ):
+        require_familiar(*about)
+    load(folder, tmp_path / "root")
+    require_familiar(*about)
+    require_familiar(tmp_path / "model", "strokes", "", tmp_path / "root")
+    require_familiar(tmp_path / "model", str(tmp_path / "gone"), "", tmp_path / "root")  # opening it says more

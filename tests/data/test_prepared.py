@@ -1,11 +1,13 @@
 """Given a prepared folder, it is there whole or not at all, whoever writes it and however that ends."""
 
 import errno
+import json
 import multiprocessing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fastweights.data import prepared
 from fastweights.utils.errors import UserError
@@ -107,3 +109,123 @@ def test_a_read_only_root_is_used_if_it_has_the_prepared_form_already(tmp_path, 
     assert prepared.find_prepared(tmp_path, "x") is None
     prepared.save(tmp_path / "prepared" / "x", ARRAYS, {})
     assert prepared.find_prepared(tmp_path, "x") == tmp_path / "prepared" / "x"
+
+
+def dataset(folder: Path) -> Path:
+    split = prepared.Split(np.arange(48, dtype=np.uint8).reshape(12, 2, 2, 1), [6, 6], ["a", "b"])
+    return prepared.save_splits(folder, dict.fromkeys(("train", "val", "test"), split), {"name": "x", "variant": ""})
+
+
+def flip(file: Path, place: int = -1) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+
+
+def test_arrays_are_verified_when_first_opened_and_again_when_they_have_changed(tmp_path, monkeypatch):
+    folder = dataset(tmp_path / "x")
+    hashed, content_hash = [], prepared.content_hash
+    monkeypatch.setattr(prepared, "content_hash", lambda arrays: hashed.append(1) or content_hash(arrays))
+    for _ in range(3):
+        prepared.open_dataset(folder)
+    assert len(hashed) == 1
+    (folder / "val_values.npy").touch()
+    prepared.open_dataset(folder)
+    assert len(hashed) == 2
+    flip(folder / "val_values.npy")
+    with pytest.raises(
+        UserError, match=r"x has been damaged.*do not match their hash\); delete it to prepare it again"
+    ):
+        prepared.open_dataset(folder)
+    flip(folder / "val_values.npy")
+    prepared.open_dataset(folder)
+
+
+def test_a_read_only_folder_is_remembered_in_the_cache(tmp_path, monkeypatch):
+    folder = dataset(tmp_path / "x")
+    monkeypatch.setattr(prepared, "is_writable", lambda _: False)
+    prepared.open_dataset(folder)
+    assert not (folder / prepared.VERIFIED).exists()
+    monkeypatch.setattr(prepared, "require_intact", lambda _: pytest.fail("verified again"))
+    prepared.open_dataset(folder)
+
+
+def test_what_is_remembered_wrongly_is_not_believed(tmp_path, monkeypatch):
+    folder = dataset(tmp_path / "x")
+    looked = []
+    monkeypatch.setattr(prepared, "require_intact", looked.append)
+    for nonsense in ("", "{", "[]", "null", "{}"):
+        (folder / prepared.VERIFIED).write_text(nonsense)
+        prepared.open_dataset(folder)
+    assert len(looked) == 5
+
+
+def test_a_damaged_manifest_is_refused_by_name(tmp_path):
+    folder = dataset(tmp_path / "x")
+    text = (folder / prepared.MANIFEST).read_text()
+    for damaged in (text.replace('"a"', '"c"', 1), text[:-3], "", text.replace("{", '{"name": "x",', 1)):
+        (folder / prepared.MANIFEST).write_text(damaged)
+        with pytest.raises(UserError, match=r"x has been damaged.*manifest\.json.*delete it to prepare it again"):
+            prepared.is_prepared(folder)
+    dataset(folder)  # preparing it again replaces it
+    assert prepared.open_dataset(folder).splits["train"].names == ("a", "b")
+
+
+def test_a_folder_of_an_older_version_is_opened_with_a_sentence_once(tmp_path):
+    folder = dataset(tmp_path / "x")
+    manifest = json.loads((folder / prepared.MANIFEST).read_text())
+    del manifest["digest"]
+    (folder / prepared.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.warns(UserWarning, match="prepared by an older version: its arrays are whole"):
+        prepared.open_dataset(folder)
+    prepared.open_dataset(folder)
+
+
+WRONG = {
+    "offsets that are no numbers of classes": ("train_offsets", np.array([0.0, 6.0, 12.0])),
+    "offsets that fall": ("train_offsets", np.array([0, 13, 12])),
+    "offsets that begin late": ("train_offsets", np.array([1, 6, 12])),
+    "offsets beyond the end": ("train_offsets", np.array([0, 6, 13])),
+    "offsets of too many classes": ("train_offsets", np.array([0, 3, 6, 12])),
+    "offsets of 32 bits": ("train_offsets", np.array([0, 6, 12], np.int32)),
+    "pictures of floats": ("train_values", np.zeros((12, 2, 2, 1), np.float32)),
+    "pictures without colours": ("train_values", np.zeros((12, 2, 2), np.uint8)),
+    "pictures of nothing": ("train_values", np.zeros((12, 0, 2, 1), np.uint8)),
+    "pictures by columns": ("train_values", np.asfortranarray(np.zeros((12, 2, 2, 1), np.uint8))),
+    "pictures of big numbers": ("train_values", np.zeros((12, 2, 2, 1), ">i4")),
+    "objects": ("train_values", np.array([None] * 12)),
+    "records": ("train_values", np.zeros(12, [("a", "u1")])),
+    "too many arrays": ("more_values", np.zeros(3, np.uint8)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_arrays_that_do_not_belong_together_are_refused_though_they_are_signed(tmp_path, what):
+    folder = dataset(tmp_path / "x")
+    name, array = WRONG[what]
+    np.save(folder / f"{name}.npy", array, allow_pickle=True)
+    manifest = json.loads((folder / prepared.MANIFEST).read_text())
+    if array.dtype != object:
+        arrays = {path.stem: np.load(path) for path in folder.glob("*.npy")}
+        manifest["content_hash"] = prepared.content_hash(arrays)
+    manifest["digest"] = prepared.digest_of_json(manifest)
+    (folder / prepared.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"delete .*to prepare it again"):
+        prepared.open_dataset(folder)
+
+
+@pytest.mark.parametrize("shape", ["(-1, 2)", "(1.5,)", "(10**9,)", "(999999999999999999, 9)", "()", "(12, 2, 2, 1"])
+def test_headers_of_arrays_are_what_numpy_writes(tmp_path, shape):
+    folder = dataset(tmp_path / "x")
+    file = folder / "train_values.npy"
+    data = file.read_bytes()
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    file.write_bytes(data[:10] + header + data[128:])
+    with pytest.raises(UserError, match=r"train_values\.npy cannot be read"):
+        prepared.load_array(folder, "train_values")
+
+
+def test_the_same_header_as_numpy_writes_is_read(tmp_path):
+    for number, array in enumerate((np.zeros(3, np.uint8), np.zeros((0, 4), np.int32), np.ones((2, 3), np.int64))):
+        np.save(tmp_path / f"{number}.npy", array)
+        assert torch.equal(prepared.load_array(tmp_path, str(number)), torch.from_numpy(array))

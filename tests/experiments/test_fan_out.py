@@ -85,6 +85,15 @@ def test_only_one_process_writes_and_nothing_twice(tmp_path, monkeypatch):
     assert fake.down
 
 
+def test_where_nothing_is_missing_no_cluster_is_started(tmp_path, monkeypatch):
+    path = tmp_path / "runs.jsonl"
+    for run in RUNS:
+        ledger.append(path, *([one] for one in made_up(seed=run.seed)))
+    monkeypatch.setattr(fan_out, "_ray", lambda: None)
+    summary = fan_out.fan_out(RUNS, path, workspace(tmp_path), math.inf, print)
+    assert (summary.finished, summary.left) == ((), 0)
+
+
 def test_what_a_worker_does_is_a_run(small_benchmarks, tmp_path):
     run = Run("omniglot-5way-1shot", "fwcnn-hebb")
     [(line, details)] = fan_out.work(run, workspace(tmp_path), math.inf)

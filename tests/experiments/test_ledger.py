@@ -270,3 +270,47 @@ def test_a_setting_that_a_recipe_no_longer_has_is_noticed():
     assert ledger.follows_recipe(line)
     stale = replace(line, config={**line.config, "training": {**training, "classifier_weight": 0.5}})
     assert not ledger.follows_recipe(stale)
+
+
+def test_a_line_that_was_changed_is_noticed_and_one_of_an_older_version_is_taken(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    line, details = made_up()
+    ledger.append(path, [line], [details])
+    text = path.read_text()
+    for before, after in (("61.5", "61.6"), ('"abc"', '"abd"'), ('"digest": "', '"digest": "0')):
+        path.write_text(text.replace(before, after))
+        with pytest.raises(UserError, match=r"runs\.jsonl, line 1: it is damaged.*restore the file"):
+            ledger.read(path)
+    values = json.loads(text)
+    del values["digest"]
+    assert ledger.read(write(path, values)) == [line]
+    path.write_text(text.removesuffix("\n"))
+    with pytest.raises(UserError, match="line 1: it is cut off"):
+        ledger.read(path)
+
+
+def test_lines_of_older_versions_stay_as_they_are(tmp_path):
+    old, new = made_up(), made_up(seed=1)
+    path = write(tmp_path / "runs.jsonl", {k: v for k, v in as_json(old[0]).items() if k != "side_by_side"})
+    write(ledger.details_path(path), as_json(old[1]))
+    before = path.read_text()
+    ledger.append(path, [new[0]], [new[1]])
+    assert path.read_text().startswith(before)
+    assert "digest" in json.loads(path.read_text().splitlines()[1])
+
+
+def test_a_retired_line_is_known_with_or_without_its_digest(tmp_path):
+    here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    line, details = made_up()
+    ledger.append(here, [line], [details])
+    ledger.retire(here, [line])
+    write(there, {k: v for k, v in as_json(line).items() if k != "side_by_side"})
+    write(ledger.details_path(there), as_json(details))
+    assert ledger.merge(here, there) == ledger.Merged(0, 1, ())
+
+
+def test_answers_that_unpack_to_gigabytes_are_refused():
+    bomb = ledger.pack(np.zeros(ledger.MOST_ANSWERS // 2 + 1))
+    assert len(bomb) < 10**6
+    with pytest.raises(ValueError, match="too many"):
+        ledger.unpack(bomb)

@@ -211,12 +211,16 @@ def read_encoder(path: Path) -> Any:
     cache = EncoderCache(path.parent)
     path.rename(cache.path(LEARNER, settings))
     seconds = cache.take(work, LEARNER, settings)
-    one = saved.load(cache.path(LEARNER, settings))
     sections = {name: module.state_dict() for name, module in work.modules.items()}
     sections["optimizer"] = _state_of(work.take_step.optimizer)
     tensors = {f"{section}.{name}": t for section, of in sections.items() for name, t in of.items()}
     counters = {"seconds": seconds, "step": work.step}
-    return {"tensors": digests(tensors), **header_of(one, training_of(one)), "counters": counters}
+    return {"tensors": digests(tensors), "counters": counters}
+
+
+def says_encoder(parts: Parts) -> Any:
+    """Whose encoder it was and how that one was trained, besides pre-training, is of no concern to whom it is for."""
+    return {"tensors": digests(parts.tensors), "counters": parts.header["counters"]}
 
 
 # States
@@ -441,7 +445,7 @@ KINDS: dict[str, Kind] = {
     "checkpoint": Kind(
         make_checkpoint, apart, together, read_checkpoint, says, SETTINGS, ("learner", "training", "side_by_side")
     ),
-    "encoder": Kind(make_encoder, apart, together, read_encoder, says, SETTINGS, ("learner", "training")),
+    "encoder": Kind(make_encoder, apart, together, read_encoder, says_encoder, ("learner", "counters")),
     "state": Kind(make_state, apart, together, read_state, says_tensors),
     "pictures": Kind(
         make_pictures, apart_classifier, sign_classifier, read_classifier, says_classifier, optional=("learner",)

@@ -266,10 +266,10 @@ def no_json_number(kind: Kind, parts: Parts, path: tuple[Any, ...], rng: random.
 
 def nested(kind: Kind, parts: Parts, path: tuple[Any, ...], rng: random.Random) -> tuple[str, bool]:
     deep: Any = []
-    for _ in range(900):
+    for _ in range(200):
         deep = [deep]
     parent_of(parts.header, path)[path[-1]] = deep
-    return "900 lists", is_strict(kind, path)
+    return "200 lists", is_strict(kind, path)
 
 
 def too_deep(kind: Kind, parts: Parts, path: tuple[Any, ...], rng: random.Random) -> tuple[str, bool]:

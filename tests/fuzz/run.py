@@ -103,5 +103,6 @@ def _first_difference(said: Any, read: Any, optional: tuple[str, ...], where: st
         pairs = zip(said, read, strict=True)
         differences = (_first_difference(a, b, optional, f"{where}/{place}") for place, (a, b) in enumerate(pairs))
         return next(filter(None, differences), "")
-    same = said == read and isinstance(said, bool) == isinstance(read, bool)
+    same = said == read or (isinstance(said, int) and isinstance(read, float) and float(said) == read)
+    same = same and isinstance(said, bool) == isinstance(read, bool)
     return "" if same else f"{where}: {said!r:.60} in the file, {read!r:.60} read"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fastweights.learners import Learner, build_learner
@@ -14,7 +15,7 @@ from fastweights.learners.base import UNSEEN
 from fastweights.learners.checks import count_classes
 from fastweights.learners.examples import PixelNearestNeighbour
 from fastweights.learners.registry import LearnerSettings
-from fastweights.learners.saved import load_state, save_state
+from fastweights.learners.saved import check_contents, load_state, save, save_state
 from fastweights.learners.slots import add_slots
 from fastweights.utils.devices import ITEMS_AT_ONCE
 from fastweights.utils.errors import UserError
@@ -321,3 +322,71 @@ def test_a_state_of_a_model_that_has_changed_is_refused(tmp_path: Path) -> None:
         next(learner.parameters()).view(-1)[0] += 1e-3
     with pytest.raises(UserError, match="before this one was trained on"):
         load_state(tmp_path / "of one", learner=learner)
+
+
+def described(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor], Learner]:
+    learner = CHANGEABLE["hebb"]().eval()
+    episode = tiny.noise_episode()
+    state = {name: t.clone() for name, t in learner.describe(episode.support_x, episode.support_y).items()}
+    return tmp_path / "state", state, learner
+
+
+def test_a_flipped_bit_in_a_state_is_noticed(tmp_path: Path) -> None:
+    path, state, learner = described(tmp_path)
+    save_state(path, state, learner)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"state is damaged.*describe the task again"):
+        load_state(path)
+
+
+def test_a_state_of_an_older_version_is_read_with_a_sentence(tmp_path: Path) -> None:
+    path, state, learner = described(tmp_path)
+    save_file({name: t.contiguous() for name, t in state.items()}, path)
+    with pytest.warns(UserWarning, match="older version, without a digest"):
+        assert set(load_state(path, learner=learner)) == set(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("slots", -1, "below 0"),
+        ("slots", 1, "one label slot twice"),
+        ("slots", 99, "slots holds 99, but this model has"),
+        ("counts", -1.0, "below 0"),
+        ("counts", float("nan"), "NaN or infinite"),
+    ],
+)
+def test_states_of_nonsense_are_refused(tmp_path: Path, name: str, value: float, says: str) -> None:
+    path, state, learner = described(tmp_path)
+    state[name][0, 0] = value
+    save_state(path, state, learner)
+    with pytest.raises(UserError, match=rf"state is no state of a task \(.*{says}.*describe the task again"):
+        load_state(path, learner=learner)
+
+
+def test_a_state_lacks_nothing_and_is_of_one_number_of_tasks(tmp_path: Path) -> None:
+    path, state, learner = described(tmp_path)
+    for wrong in (
+        {name: t for name, t in state.items() if name != "slots"},
+        {**state, "more": state["slots"]},
+        {**state, "slots": state["slots"][:1]},
+        {**state, "slots": state["slots"].int()},
+    ):
+        save_state(path, wrong, learner)
+        with pytest.raises(UserError, match="is no state of a task"):
+            load_state(path, learner=learner)
+
+
+def test_a_model_is_no_state(tmp_path: Path) -> None:
+    _, _, learner = described(tmp_path)
+    save(tmp_path / "model", {"best": learner.state_dict()}, LearnerSettings(), {}, {})
+    with pytest.raises(UserError, match="model is no state"):
+        load_state(tmp_path / "model")
+
+
+@pytest.mark.parametrize("labels", [[[5, 0, 1]], [[-1, 0, 1]], [[[0.5, 0.5]]], [[[1.0, 1.0]]]])
+def test_labels_of_states_are_classes(labels: list[list[object]]) -> None:
+    with pytest.raises(ValueError, match="labels"):
+        check_contents({"slots": torch.tensor([[1, 0]]), "labels": torch.tensor(labels)})

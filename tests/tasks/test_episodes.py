@@ -146,3 +146,34 @@ def test_where_drawing_again_would_wait_for_the_device_it_is_tried_out_once():
     with pytest.raises(UserError, match="too few tasks"):
         scarce.positions(10)
     assert len(plenty.positions(10)) == 10
+
+
+@pytest.mark.parametrize("tasks", [-1, 0, 1.0, "1", None, 10**30])
+def test_a_number_of_tasks_that_is_none_is_refused(tasks):
+    sampler = EpisodeSampler(numbered(SIZES), way=5, shot=2, queries=2)
+    with pytest.raises(UserError, match=r"^the number of tasks (is a whole number|must be at (least|most))"):
+        sampler.draw(tasks)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("way", 5.0), ("way", "5"), ("shot", None), ("queries", True), ("shot", [1])]
+)
+def test_numbers_of_a_task_are_whole(name, value):
+    chosen = {"way": 5, "shot": 1, "queries": 1, name: value}
+    with pytest.raises(UserError, match=f"^{name} is a whole number, not "):
+        EpisodeSampler(numbered(SIZES), **chosen)
+    with pytest.raises(UserError, match=f"{name} is a whole number, not "):
+        EvaluationTasks(Dataset("x", {"test": numbered(SIZES)}, "x"), "test", tasks=3, **chosen)
+
+
+def test_what_tasks_cannot_be_drawn_from_is_refused():
+    with pytest.raises(UserError, match="a split to draw tasks from is Items, not None"):
+        EpisodeSampler(None, 5, 1, 1)
+    with pytest.raises(UserError, match="a dataset is a Dataset, not 'strokes'"):
+        EvaluationTasks("strokes", "test", way=5, shot=1, queries=1, tasks=3)
+    sampler = EpisodeSampler(numbered(SIZES), 5, 1, 1)
+    with pytest.raises(UserError, match="a generator is one of torch's, or None, not 5"):
+        sampler.draw(2, 5)
+    for positions in (None, torch.zeros(2, 5, 2), torch.zeros(2, 4, 2, dtype=torch.int64)):
+        with pytest.raises(UserError, match="positions"):
+            sampler.episode(positions)

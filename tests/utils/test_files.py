@@ -37,3 +37,39 @@ def test_a_mark_that_vanished_before_it_was_claimed_is_made_anew(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
     with alone_in(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_former_file_is_kept_where_that_is_wanted(tmp_path, monkeypatch, links):
+    def refuse(*_):
+        raise OSError("no second names here")
+
+    if not links:
+        monkeypatch.setattr(files.os, "link", refuse)
+    path, former = tmp_path / "file", tmp_path / "former"
+    for text in ("one", "two", "three"):
+        with replacing(path, former) as draft:
+            draft.write_text(text)
+    assert (path.read_text(), former.read_text()) == ("three", "two")
+    assert sorted(tmp_path.iterdir()) == [path, former]
+
+
+def test_a_process_killed_between_keeping_and_replacing_leaves_both_whole(tmp_path, monkeypatch):
+    path, former = tmp_path / "file", tmp_path / "former"
+    path.write_text("one")
+    replace = type(path).replace
+
+    def killed(draft, target):
+        if target == path:
+            raise KeyboardInterrupt
+        return replace(draft, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "replace", killed)
+        with pytest.raises(KeyboardInterrupt), replacing(path, former) as draft:
+            draft.write_text("two")
+    assert (path.read_text(), former.read_text()) == ("one", "one")
+    with replacing(path, former) as draft:  # both are one file now: keeping it once more must not leave a draft
+        draft.write_text("two")
+    assert (path.read_text(), former.read_text()) == ("two", "one")
+    assert sorted(tmp_path.iterdir()) == [path, former]

@@ -92,3 +92,9 @@ def test_the_nearest_name_is_suggested():
     assert did_you_mean("fwcn-hebb", ["fwcnn-hebb", "maml-cnn"]) == " (did you mean fwcnn-hebb?)"
     assert did_you_mean("zebra", ["fwcnn-hebb", "maml-cnn"]) == ""
     assert str(unknown("model", "zebra", ["a", "b"])) == "there is no model 'zebra'; there are a, b."
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 2**63}, {"widths": (2**70,)}, {"rate": 10**400}, {"rate": -(10**400)}])
+def test_numbers_that_nothing_could_hold_are_refused(wrong):
+    with pytest.raises(UserError, match=r"must be at most|wants a number"):
+        Small(**wrong)

@@ -162,6 +162,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         What was added and forgotten and when, if that was asked for.
     """
 
+    _refined: Refined
+
     def __init__(
         self,
         model: Any = None,

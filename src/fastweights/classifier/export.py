@@ -7,6 +7,7 @@ likely a picture belongs to any of the classes. What is left to the caller is to
 
 import importlib.util
 import json
+import logging
 import math
 import warnings
 from pathlib import Path
@@ -93,6 +94,7 @@ def write(graph: nn.Module, path: Path, model: Model, names: list[str], facts: d
 
     pixels = torch.zeros((2, *model.preparation.shape), dtype=torch.uint8)
     device = next(model.learner.parameters()).device
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of a package that is not there, nor needed
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of the exporter about itself
         program = torch.onnx.export(

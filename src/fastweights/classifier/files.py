@@ -104,12 +104,13 @@ def read(path: Path | str, model: Any = None, device: str = "cpu", encoder: Enco
         raise InputError(f"{path} is damaged: its contents do not match their digest; restore it from a copy.")
     try:
         header = parse_written(metadata["classifier"])
-        _check_names(tensors, header)
+        _check_times(header.get("stream", {}))
         stream, times = streams.from_json(header.get("stream", {}), len(header["examples"]))
         memory = _memory_in(tensors, header, stream, times)
         encoded = _encoder_in(path, tensors, header["model"], encoder, device)
         found = None if encoded is not None else _model_in(path, tensors, header["model"], model, device)
         adapter = _adapter_in(tensors, header.get("adapter"))
+        _check_names(tensors, header)
         width = Sight(found, encoded, adapter).width
         if width is not None and width != memory.width:
             raise ValueError(f"keys of width {memory.width} for a model of width {width}")
@@ -140,6 +141,12 @@ def _check_names(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> No
     for name in tensors:
         if name not in ("memory.keys", "memory.class_of") and not name.startswith(known):
             raise ValueError(f"there is something called {name:.80}")
+
+
+def _check_times(said: Mapping[str, Any]) -> None:
+    times = said.get("times", [])
+    if ("times" in said) != (said.get("half_life") is not None) or not all(type(time) in (int, float) for time in times):
+        raise ValueError("times that are none, or that nothing fades by")
 
 
 def _memory_in(
@@ -258,7 +265,9 @@ def _model_in(
             raise InputError(f"{path} was made with {other}; learn the examples again.")
         return model
     if kind != "stored" or said["preparation"] not in PREPARATIONS:
-        raise ValueError(f"there is no such model: {kind}")
+        raise ValueError(f"there is no such model: {kind!s:.80}")
+    if not isinstance(said["name"], str) or not isinstance(said["bright_ink"], bool):
+        raise ValueError("a model without a name, or of no colour")
     settings = LearnerSettings.from_json(said["learner"])
     weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     learner = _built(settings, weights, path).to(find_device(device))

@@ -132,8 +132,8 @@ def _is_text(name: str) -> bool:
 
 def _csv_line(cells: Sequence[object]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)  # so that a name with either of them is quoted
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _rounded(chance: float | None) -> str:

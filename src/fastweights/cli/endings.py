@@ -30,6 +30,8 @@ class Ending:
     dataset: str
     filters: int = 0
     """Of the encoder, where it has filters."""
+    tested: bool = True
+    """Whether it came to its test: one that was interrupted may have learnt nothing yet."""
 
     @property
     def left(self) -> float:
@@ -54,6 +56,7 @@ def ending_of(training: Training, outcome: Outcome) -> Ending:
         training.device.type == "cuda",
         s.dataset,
         int(getattr(training.learner_settings, "filters", 0)),
+        tested=outcome.test is not None,
     )
 
 
@@ -80,7 +83,8 @@ def sentence(ending: Ending) -> str:
         return f"{said}: try more of them, --resume --steps {more} ({longer}), or a new run with --recipe best."
     if ending.step_seconds:
         said += f"; the rest would take about {duration(ending.left)} on {ending.device}"
-    wanted = suggestions(ending) if ending.at_chance or ending.left > LONG else []
+    needs_help = ending.at_chance or (not ending.tested and ending.left > LONG)
+    wanted = suggestions(ending) if needs_help else []
     return f"{said}: try {_either(wanted)}." if wanted else f"{said}."
 
 

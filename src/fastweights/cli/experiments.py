@@ -44,8 +44,10 @@ def reproduce(
     protocol: Annotated[str, typer.Option(help="Only this division of the text: standard or pooled.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with the times of earlier runs.")] = False,
     ray: Annotated[
-        str, typer.Option(help="Fan the runs out over the Ray cluster at this address; local for one of this machine.")
-    ] = "",
+        bool,
+        typer.Option("--ray", help="Fan the runs out over the Ray cluster of RAY_ADDRESS, or one of this machine."),
+    ] = False,
+    ray_address: Annotated[str, typer.Option(help="The same over the Ray cluster at this address.")] = "",
     at_once: Annotated[
         int,
         typer.Option(
@@ -71,10 +73,10 @@ def reproduce(
         _print_plan(chosen, ledger)
         return
     workspace = _workspace(device, precision, commit, runs, data_root)
-    if ray:
-        from fastweights.experiments.fan_out import fan_out  # deferred: only this needs it
+    if ray or ray_address:
+        from fastweights.experiments.fan_out import LOCAL, fan_out  # deferred: only this needs it
 
-        summary = fan_out(chosen, ledger, workspace, deadline, say, ray)
+        summary = fan_out(chosen, ledger, workspace, deadline, say, ray_address or LOCAL)
     else:
         with bars() as report:
             several = at_once or AT_ONCE.get(workspace.device.type, 1)

@@ -165,7 +165,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # where ± cannot be printed, a question mark can
-    Console.on_broken_pipe = _reader_has_gone  # type: ignore[method-assign]  # rich would exit with code 1
+    Console.on_broken_pipe = _reader_has_gone  # type: ignore  # rich would exit with code 1
     try:
         code = app(standalone_mode=False) or 0
         if sys.stdout is not None:

@@ -40,7 +40,8 @@ LARGEST_ARRAY = 2**44
 LONGEST_HEADER = 256
 """Bytes, of arrays of as few dimensions as there are."""
 NPY = re.compile(
-    rb"\x93NUMPY.{4}\{'descr': '(\|u1|<i4|<i8)', 'fortran_order': False, 'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n",
+    rb"\x93NUMPY.{4}\{'descr': '(\|u1|<i4|<i8)', 'fortran_order': False, "
+    rb"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n",
     re.DOTALL,
 )
 """The beginning of a file of bytes or whole numbers, as numpy writes it."""
@@ -276,8 +277,8 @@ def open_dataset(folder: Path) -> Dataset:
             if len(text["visible"]) != len(manifest["vocabulary"]):
                 raise ValueError(f"{len(manifest['vocabulary'])} words, of which {len(text['visible'])} are known")
             names += ["sentence_of", "target_of"]
-        known = {f"{split}_{name}" for split in manifest["classes"] for name in names} | ({"visible"} if text else set())
-        if known != {path.stem for path in folder.glob("*.npy")}:
+        known = {f"{split}_{name}" for split in manifest["classes"] for name in names}
+        if {path.stem for path in folder.glob("*.npy")} - {"visible"} != known:
             raise ValueError("there are arrays of other splits")
         splits = {}
         for split, classes in manifest["classes"].items():

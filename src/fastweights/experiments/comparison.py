@@ -3,13 +3,12 @@
 import csv
 import io
 import json
-import os
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +91,8 @@ class Comparison:
     @property
     def title(self) -> str:
         b = self.benchmark
-        chance = 100 / b["way"]
-        return f"{b['dataset']} {b['split']}, {b['way']}-way {b['shot']}-shot, {b['tasks']:,} tasks (chance {chance:.1f} %)"
+        tasks = f"{b['way']}-way {b['shot']}-shot, {b['tasks']:,} tasks (chance {100 / b['way']:.1f} %)"
+        return f"{b['dataset']} {b['split']}, {tasks}"
 
 
 def compare(models: Sequence[Compared], benchmark: Benchmark) -> Comparison:
@@ -114,7 +113,8 @@ def group_name(models: Sequence[Compared]) -> str:
     """What the names of some models begin with, without a word on seeds; else the folder that they lie in."""
     if len(models) == 1:
         return models[0].name
-    shared = re.sub(r"[-_/ ]*(seed)?[-_/ ]*$", "", os.path.commonprefix([one.name for one in models]))
+    letters = takewhile(lambda same: len(set(same)) == 1, zip(*(one.name for one in models), strict=False))
+    shared = re.sub(r"[-_/ ]*(seed)?[-_/ ]*$", "", "".join(letter for letter, *_ in letters))
     return shared or run_folder(models[0].path).resolve().parent.name or models[0].name
 
 

@@ -56,6 +56,8 @@ def fan_out(
     until = math.inf if math.isinf(deadline) else time.time() + deadline - time.monotonic()
     absolute = replace(workspace, folder=workspace.folder.absolute())
     wanted = missing(runs, _known(ledger_path))
+    if not wanted:
+        return Summary((), None, ())
     ray.init(address=None if address == LOCAL else address, log_to_driver=False, **cluster)
     try:
         gpus = 1 if workspace.device.type == "cuda" else 0

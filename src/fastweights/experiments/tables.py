@@ -163,16 +163,16 @@ class Bar:
     """A placement of the fast weights; empty is the baseline."""
     what: str
     colour: str
-    """About as in the paper's figure; grey where only the text mentions the bar."""
+    """About as in the paper's figure, of Okabe and Ito's colours; grey where only the text mentions the bar."""
 
 
 ABLATION_CELL = ("mini-imagenet-5way-1shot", "fwcnn-hebb")
 ABLATION = (
-    Bar("", "baseline: fast and slow weights in the fully connected layer", "#d65a52"),  # red
-    Bar("softmax-fast-only", "fast weights alone in the softmax layer", "#57a86b"),  # green
-    Bar("softmax", "fast and slow weights in the softmax layer", "#4f79cf"),  # blue
-    Bar("fc+softmax", "fast and slow weights in both layers", "#e2b93b"),  # yellow
-    Bar("truncated", "no gradient through the fast weights", "#8f62c2"),  # violet
+    Bar("", "baseline: fast and slow weights in the fully connected layer", "#d55e00"),  # red
+    Bar("softmax-fast-only", "fast weights alone in the softmax layer", "#009e73"),  # green
+    Bar("softmax", "fast and slow weights in the softmax layer", "#0072b2"),  # blue
+    Bar("fc+softmax", "fast and slow weights in both layers", "#e69f00"),  # yellow
+    Bar("truncated", "no gradient through the fast weights", "#cc79a7"),  # violet
     Bar("fc-fast-only", "fast weights alone in the fully connected layer", "#8b93a7"),
 )
 

@@ -160,9 +160,7 @@ class FastWeights(ScaledKeys):
     def check_state(self, state: State, x: Tensor | None = None) -> None:
         check_is_state(state)
         uncounted = {"counts", *state} == set(self.state_shapes) and "counts" not in state
-        super().check_state(
-            {**state, "counts": state["slots"].to(next(self.hidden.parameters()).dtype)} if uncounted else state, x
-        )
+        super().check_state({**state, "counts": state["slots"].to(self.key_scale.dtype)} if uncounted else state, x)
         adds_up = any(layer.rule is not None and layer.rule.adds_up for layer in self._layers.values())
         if uncounted and self.balance and adds_up:
             warnings.warn(UNCOUNTED, stacklevel=3)

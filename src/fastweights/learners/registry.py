@@ -298,7 +298,8 @@ def preset(
     What its authors chose by benchmark is chosen from the items (`defaults_for`). Everything can be overridden.
     """
     require("the name of a model", name, str, "a text")
-    require("the shape of items", item_shape, (tuple, list), "a tuple of whole numbers")
+    require("the shape of items", item_shape or None, (tuple, list), "a tuple of whole numbers")
+    item_shape = tuple(whole_number("the size of an item", size, 1) for size in item_shape)
     vocabulary, way, shot = (
         whole_number(what, value, least)
         for what, value, least in (("vocabulary", vocabulary, 0), ("way", way, 1), ("shot", shot, 1))

@@ -128,11 +128,13 @@ def load(path: Path | str, *, remedy: str = "", verified: bool = False) -> Saved
     if not verified:
         _verify(path, tensors, metadata, remedy, has_digest=metadata["format"] == FORMAT)
     with _named(path, remedy):
-        header = parse_written(metadata["fastweights"])
+        header = {"classifier": {}, **parse_written(metadata["fastweights"])}
         learner = LearnerSettings.from_json(header["learner"])
-        training, counters = dict(header["training"]), dict(header["counters"])
-        check_counters(counters)
-        saved = Saved(path, learner, training, counters, tensors, dict(header.get("classifier", {})))
+        parts = [header[name] for name in ("training", "counters", "classifier")]
+        if not all(isinstance(part, dict) for part in parts):
+            raise TypeError("settings or counters that are none")
+        check_counters(header["counters"])
+        saved = Saved(path, learner, parts[0], parts[1], tensors, parts[2])
         if metadata["format"] == FORMAT and header["sections"] != saved.sections:
             raise ValueError(f"it claims the tensors {header['sections']}, but holds {saved.sections}")
     return saved
@@ -221,8 +223,7 @@ def built_for(settings: LearnerSettings, weights: Tensors, path: Path) -> Learne
 
 def fill(module: nn.Module, tensors: Tensors, path: Path) -> None:
     """Pour saved weights into a module of the same shape."""
-    require_fitting(module.state_dict(), tensors, path)
-    _require_finite(tensors, path)
+    require_weights(module.state_dict(), tensors, path)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:
@@ -250,9 +251,16 @@ def _differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> I
             yield f"{name} is of {kind}, not of {tensor.dtype}"
 
 
-def _require_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity; by its sum, which is several times as fast, where that tells."""
+    return not tensor.is_floating_point() or bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def require_weights(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse tensors of other names, shapes or kinds than are wanted, and such as hold no numbers."""
+    require_fitting(wanted, found, path)
+    for name, tensor in found.items():
+        if not is_finite(tensor):
             raise UserError(f"{path} holds NaN or infinite numbers ({name}); restore it from a copy or make it again.")
 
 
@@ -291,7 +299,7 @@ def check_contents(state: State, slots: int | None = None) -> None:
     if len({tensor.shape[:1] for tensor in state.values()}) > 1 or not all(t.dim() for t in state.values()):
         raise ValueError("its tensors are not of the same tasks")
     for name, tensor in state.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if not is_finite(tensor):
             raise ValueError(f"{name} holds NaN or infinite numbers")
         if name in ("slots", "labels", "counts") and tensor.numel() and tensor.min() < 0:
             raise ValueError(f"{name} holds a number below 0")

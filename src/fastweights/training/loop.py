@@ -212,8 +212,8 @@ class Training:
             checkpoint.check_place(saved, self.settings, kept)
         except ValueError as error:
             raise UserError(f"{saved.path} is no whole checkpoint ({error}); {files.remedy_for(saved.path)}.") from None
-        files.fill(self.learner, saved.section("best"), saved.path)
-        self.best = _copy(self.learner.state_dict())
+        files.require_weights(self.learner.state_dict(), saved.section("best"), saved.path)
+        self.best = {name: t.to(self.device) for name, t in saved.section("best").items()}
         files.fill(self.learner, saved.section("model"), saved.path)
         if self.classifier is not None:
             files.fill(self.classifier, saved.section("classifier"), saved.path)

@@ -20,9 +20,11 @@ _WITHOUT_WAITING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_C
 
 def open_plain(path: Path | str, most: int) -> BinaryIO:
     """A plain file of at most so many bytes, opened for reading. What cannot be opened at all is an OSError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise UserError(f"{shown(path)} is no name of a file; name another.")
     try:
         descriptor = os.open(path, _WITHOUT_WAITING)
-    except (ValueError, TypeError) as error:  # a NUL in its name; no name at all
+    except ValueError as error:  # a NUL in its name, or half a letter
         why = str(error).splitlines()[0]
         raise UserError(f"{shown(str(path))} is no name of a file ({why}); name another.") from None
     except OSError:

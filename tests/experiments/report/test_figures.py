@@ -1,6 +1,7 @@
 """Drawings: bars as long as their numbers, curves with readable axes."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -10,7 +11,8 @@ import torch
 from fastweights.experiments.report import figures
 from fastweights.experiments.report.results import Measured, read_results
 from fastweights.experiments.tables import ABLATION
-from fastweights.learners.registry import LearnerSettings, build_learner
+from fastweights.learners.registry import PRESETS, LearnerSettings, build_learner
+from fastweights.style import GREY
 from fastweights.tasks.episodes import EpisodeSampler
 from fastweights.utils.errors import UserError
 
@@ -44,7 +46,34 @@ def test_the_published_figure_is_small():
 
 def test_rules_have_colours_of_their_own():
     rules = ("hebb", "gradient", "gradient1", "normalised")
-    assert len({figures._colour(f"fwcnn-{rule}") for rule in rules}) == len(rules)
+    assert len({figures._look(f"fwcnn-{rule}")[0] for rule in rules}) == len(rules)
+    for_images = [name for name in PRESETS if "lstm" not in name and "resnet" not in name]
+    alike = Counter(figures._look(name) for name in for_images)
+    assert not [look for look, count in alike.items() if count > 2]  # a system and its variant at most
+    assert len(set(figures.LOOKS.values())) == len(figures.LOOKS)
+    assert figures._look("something new") == (GREY, ".")
+
+
+def test_recipes_have_dashes_of_their_own_and_log_scales_say_so():
+    _, details = made_up()
+    names = ("fwcnn-hebb (best)", "fwcnn-hebb (paper)", "fwcnn-hebb (own, trained on validation classes)")
+    drawing = figures.learning_curves({"one": [(name, 1_000, details) for name in names]})
+    texts = re.findall(r"<!-- (.*?) -->", drawing)
+    assert "training tasks, log scale" in texts
+    assert "thin: on training tasks" in texts
+    dashes = set(re.findall(r"stroke-dasharray: ([\d., ]+)", drawing))
+    assert len(dashes) == 2
+
+
+def test_the_picture_of_the_memory_explains_itself(dataset):
+    learner = build_learner(LearnerSettings(item_shape=(8, 8, 1), filters=8)).eval()
+    episode = EpisodeSampler(dataset.splits["test"], 3, 1, 2).draw(1, torch.Generator().manual_seed(0))
+    texts = re.findall(r"<!-- (.*?) -->", figures.task_pca(learner, episode, "blobs, 3-way"))
+    assert {"class A", "class B", "class C", "example", "query", "blobs, 3-way"} <= set(texts)
+    shares = [int(found[1]) for text in texts if (found := re.match(r"\w+ principal axis, (\d+) % of the var", text))]
+    assert len(shares) == 4
+    assert shares[0] >= shares[1]
+    assert shares[0] + shares[1] <= 100
 
 
 def test_training_tasks_are_labelled_in_thousands():

@@ -11,29 +11,50 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from fastweights.experiments.ledger import Details
 from fastweights.experiments.report.results import Results
 from fastweights.experiments.tables import ABLATION, ABLATION_CELL
 from fastweights.learners.base import Learner
+from fastweights.pictures import letters
+from fastweights.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    YELLOW,
+    log_scale,
+    look_of,
+    new_figure,
+    quiet,
+)
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.errors import UserError
 
-COLOURS = {
-    "hebb": "#4269d0", "gradient1": "#c9a227", "gradient": "#e8793a", "normalised": "#3ca951",
-    "optimal": "#a463f2", "matching": "#9c6b4e", "prototypical": "#5aa9b8", "maml": "#d9578f",
+LOOKS = {
+    "hebbian-softmax": (SKY, "X"), "ada": (PINK, "P"), "metanet": (BLACK, "P"), "meta-lstm": (BLACK, "v"),
+    "snail": (YELLOW, "D"), "siamese": (YELLOW, "o"), "mann": (YELLOW, "s"), "matching": (BLACK, "s"),
+    "prototypical": (SKY, "o"), "maml": (PINK, "v"), "open": (BLACK, "o"), "optimal": (PINK, "o"), "ridge": (PINK, "s"),
+    "normalised": (GREEN, "^"), "gradient1": (ORANGE, "s"), "gradient": (RED, "D"), "hebb": (BLUE, "o"),
 }  # fmt: skip
-"""By a part of a learner's name; the first that fits."""
+"""Colour and marker by a part of a learner's name; the first that fits."""
+DASHES = {"paper": (0, (5, 1.5)), "own": (0, (1, 1.2))}
+"""Of the lines of a recipe; those of the others are solid."""
 CHANCE = 20
 """Accuracy of guessing in the ablation's tasks."""
-FEW_POINTS = 20
-"""Up to this many validations of a curve are marked one by one."""
+MARKS = 8
+"""About how many points of a curve are marked; those of the next curve a little further on, so that none hides it."""
 
 
-def _colour(learner: str) -> str:
-    return next((colour for name, colour in COLOURS.items() if name in learner), "#555555")
+def _look(learner: str) -> tuple[str, str]:
+    return next((look for name, look in LOOKS.items() if name in learner), (GREY, "."))
 
 
 def _svg(figure: Figure) -> str:
@@ -46,43 +67,49 @@ def _svg(figure: Figure) -> str:
     return re.sub(r"\b[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", flush_left)
 
 
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e6e9f0", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
 def learning_curves(panels: Mapping[str, Sequence[tuple[str, int, Details]]]) -> str:
     """A panel for each title, with curves of (name, tasks per step) by tasks: runs that share a GPU are slower."""
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.6 * rows), layout="constrained")
+    figure = new_figure(4.2 * columns, 3.6 * rows)
     every = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, (title, curves) in zip(every, panels.items(), strict=False):
-        _plain(axes)
-        for name, tasks, details in curves:
-            style = "--" if "paper" in name else "-"
-            validation, train = details.curve["validation"], details.curve["train"]
-            colour = _colour(details.learner)
-            axes.plot([tasks * p[0] for p in train], [p[3] for p in train], color=colour, alpha=0.5, linewidth=0.9)
-            seen, accuracies = [tasks * p[0] for p in validation], [p[2] for p in validation]
-            marker = "o" if len(seen) <= FEW_POINTS else ""
-            axes.plot(seen, accuracies, style, color=colour, label=name, linewidth=1.6, marker=marker, markersize=2)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 300k
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        quiet(axes)
+        for number, (name, tasks, details) in enumerate(curves):
+            _curve(axes, number, len(curves), name, tasks, details)
         axes.set_ylim(_bottom([[p[2] for p in details.curve["validation"]] for _, _, details in curves]), None)
         axes.set_ylim(top=min(axes.get_ylim()[1], 100.0))
+        log_scale(axes, "x", "training tasks", (1, 3))
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("training tasks", fontsize=8)
-        axes.set_ylabel("accuracy, %", fontsize=8)
+        axes.set_ylabel("accuracy, %")
+        axes.xaxis.label.set_size(8)
+        axes.yaxis.label.set_size(8)
         axes.tick_params(labelsize=8)
+        lines, names = axes.get_legend_handles_labels()
+        thin = Line2D([], [], color=GREY, linewidth=0.9, alpha=0.5)
         # Below the panel: inside, it would hide curves.
-        axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.2))
+        below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.2), "frameon": False, "fontsize": 7}
+        axes.legend([*lines, thin], [*names, "thin: on training tasks"], **below, handlelength=3.2)
     for axes in every[len(panels) :]:
         axes.set_visible(False)
     return _svg(figure)
+
+
+def _curve(axes: Axes, number: int, curves: int, name: str, tasks: int, details: Details) -> None:
+    """One run: thin on training tasks, thick and marked on validation tasks."""
+    colour, marker = _look(details.learner)
+    dashes = next((dashes for recipe, dashes in DASHES.items() if f"({recipe}" in name), "-")
+    train, validation = details.curve["train"], details.curve["validation"]
+    axes.plot([tasks * p[0] for p in train], [p[3] for p in train], color=colour, alpha=0.4, linewidth=0.8)
+    seen, accuracies = [tasks * p[0] for p in validation], [p[2] for p in validation]
+    every = max(1, len(seen) // MARKS)
+    marked: dict[str, Any] = {
+        "marker": marker,
+        "markersize": 4,
+        "markeredgewidth": 0,
+        "markevery": (number * every // curves, every),
+    }
+    axes.plot(seen, accuracies, linestyle=dashes, color=colour, label=name, linewidth=1.5, **marked)
 
 
 def _bottom(curves: Sequence[Sequence[float]]) -> float:
@@ -105,7 +132,7 @@ def ablation_bars(results: Results) -> str:
     longest = max((one.accuracy + one.ci95 for _, found in rows for one in found.values()), default=100.0)
     scale = WIDTH / (longest - CHANCE)
     caption = f"test accuracy, %, from {CHANCE} (chance); dark: best, light: paper; line: 95 % interval over tasks"
-    parts = [f'<text x="10" y="20" fill="#5b6478">{caption}</text>']
+    parts = [f'<text x="10" y="20" fill="{GREY}">{caption}</text>']
     for top, (bar, found) in zip(range(34, 34 + ROW * len(rows), ROW), rows, strict=True):
         parts.append(f'<text x="{LEFT - 10}" y="{top + 21}" text-anchor="end">{html.escape(bar.what)}</text>')
         for y, (recipe, one) in zip((top, top + 18), found.items(), strict=False):
@@ -117,7 +144,7 @@ def ablation_bars(results: Results) -> str:
                 f'<text x="{last + 6:.1f}" y="{y + 13}">{one.accuracy:.2f}</text>',
             ]
     size = f'width="{LEFT + WIDTH + 70}" height="{40 + ROW * len(rows)}"'
-    style = 'font-family="sans-serif" font-size="13" fill="#1d2330"'
+    style = f'font-family="sans-serif" font-size="13" fill="{INK}"'
     drawing = "\n".join([f'<rect {size} fill="#fff"/>', *parts])
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{drawing}\n</svg>\n'
 
@@ -131,25 +158,45 @@ def task_pca(learner: Learner, episode: Episode, about: str = "") -> str:
         if answers is None:
             raise UserError("this picture needs a model with fast weights: others have no memory to draw.")
         keys = learner.embed(items)
-    labels = torch.cat([episode.support_y[0], episode.query_y[0]]).tolist()
-    shown = episode.support_y.shape[1]
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    colours = matplotlib.colormaps["tab20" if episode.way > 10 else "tab10"]
-    panels = {"keys": keys[0], "what the memory returns": answers[0]}
+    labels = torch.cat([episode.support_y[0], episode.query_y[0]])
+    shown = torch.arange(len(labels)) < episode.support_y.shape[1]
+    figure = new_figure(9.6, 4.2)
+    if about:
+        figure.suptitle(about, fontsize=11, parse_math=False)
+    panels = {"keys: what the encoder makes of images": keys[0], "what the memory returns for them": answers[0]}
     for axes, (title, values) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        _plain(axes)
-        for row, (x, y) in enumerate(_two_axes(values).tolist()):
-            marker: dict[str, Any] = {"marker": "*", "s": 170, "edgecolors": "black"} if row < shown else {"s": 18}
-            axes.scatter(x, y, color=colours(labels[row]), zorder=3 if row < shown else 2, linewidths=0.7, **marker)
-        axes.set_title(f"{about}: {title}" if about else title, fontsize=10, parse_math=False)
-        axes.set_xticks([])
-        axes.set_yticks([])
+        quiet(axes)
+        places, shares = _two_axes(values)
+        for label in range(episode.way):
+            of_class = labels.cpu() == label
+            for chosen, look in ((of_class & ~shown, QUERY), (of_class & shown, EXAMPLE)):
+                axes.scatter(*places[chosen].T.tolist(), **look_of(label), **look)
+        axes.set_title(title, fontsize=10)
+        axes.set(xticks=[], yticks=[])
+        for axis, which, share in zip((axes.xaxis, axes.yaxis), ("first", "second"), shares.tolist(), strict=True):
+            axis.set_label_text(f"{which} principal axis, {100 * share:.0f} % of the variance", fontsize=8)
+    figure.legend(handles=_classes(episode.way), loc="outside right upper", frameon=False, fontsize=8)
     return _svg(figure)
 
 
-def _two_axes(values: Tensor) -> Tensor:
-    """Rows (n, D) on their first two principal axes, each with the sign that makes its largest number positive."""
+QUERY: dict[str, Any] = {"s": 20, "linewidths": 0, "zorder": 2}
+EXAMPLE: dict[str, Any] = {"s": 95, "edgecolors": INK, "linewidths": 1.0, "zorder": 3}
+"""How items of a task are drawn in the memory."""
+
+
+def _classes(way: int) -> list[Line2D]:
+    """The entries of a legend: each class, then what the two sizes mean."""
+    none: dict[str, Any] = {"linestyle": "", "markeredgewidth": 0}
+    every = [Line2D([], [], label=f"class {n}", markersize=7, **look_of(i), **none) for i, n in enumerate(letters(way))]
+    grey: dict[str, Any] = {"color": GREY, "marker": "o", "linestyle": ""}
+    example = Line2D([], [], label="example", markersize=9, markeredgecolor=INK, **grey)
+    return [*every, example, Line2D([], [], label="query", markersize=4, markeredgewidth=0, **grey)]
+
+
+def _two_axes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (n, D) on their first two principal axes, each with the sign that makes its largest number positive, and
+    the shares of the variance along these."""
     centred = values.double() - values.double().mean(0)
     u, s, _ = torch.linalg.svd(centred, full_matrices=False)
-    places = u[:, :2] * s[:2]
-    return places * places.gather(0, places.abs().argmax(0, keepdim=True)).sign()
+    places = (u[:, :2] * s[:2]).cpu()
+    return places * places.gather(0, places.abs().argmax(0, keepdim=True)).sign(), s[:2] ** 2 / (s**2).sum()

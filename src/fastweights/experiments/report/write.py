@@ -145,7 +145,9 @@ def html_page(results: Results, written: dict[str, str]) -> str:
         "Validation accuracy (thick) and training accuracy (thin) of the first seeds.",
         _images(curves),
         "## One task in the memory" if memory else "",
-        "Two principal axes: support examples as stars, queries as dots, a colour for each class." if memory else "",
+        "On two principal axes, large and outlined the examples, small the queries, a colour for each class."
+        if memory
+        else "",
         _images(memory),
         *(text for name, text in written.items() if name.endswith(".md")),
     )
