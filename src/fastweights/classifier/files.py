@@ -144,8 +144,8 @@ def _check_names(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> No
 
 
 def _check_times(said: Mapping[str, Any]) -> None:
-    times = said.get("times", [])
-    if ("times" in said) != (said.get("half_life") is not None) or not all(type(time) in (int, float) for time in times):
+    times, fades = said.get("times", []), said.get("half_life") is not None
+    if ("times" in said) != fades or not all(type(time) in (int, float) for time in times):
         raise ValueError("times that are none, or that nothing fades by")
 
 
