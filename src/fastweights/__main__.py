@@ -15,6 +15,11 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted.\n")
         _leave()
+    except Exception:
+        if not signals.asked():  # else of an import that was interrupted half way
+            raise
+        sys.stderr.write("error: interrupted.\n")
+        _leave()
     except SystemExit as end:
         if end.code == 130:
             _leave()

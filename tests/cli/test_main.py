@@ -539,6 +539,16 @@ def test_ctrl_c_that_a_library_dropped_is_remembered(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: interrupted.\n"
 
 
+def test_an_error_that_follows_a_dropped_ctrl_c_is_its_consequence(monkeypatch, capsys):
+    def fail_later(*arguments):
+        monkeypatch.setattr("fastweights.utils.signals._asked", True)
+        raise ImportError("cannot load module more than once per process")
+
+    monkeypatch.setattr("fastweights.cli.models.load_installed", fail_later)
+    assert call(monkeypatch, "models") == 130
+    assert capsys.readouterr().err == "error: interrupted.\n"
+
+
 def test_too_little_memory_is_one_sentence(monkeypatch, capsys):
     def take_all(*arguments):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000000000000000 bytes.")

@@ -182,7 +182,7 @@ def main() -> None:
     except (KeyboardInterrupt, Interrupted, typer.Abort):
         _fail("interrupted.", 130)
     except Exception as error:
-        if _is_interrupt(error):
+        if _is_interrupt(error) or signals.asked():
             _fail("interrupted.", 130)
         if _is_out_of_memory(error):
             _fail("out of memory; ask for a smaller model, or fewer or smaller tasks at once.", 2)

@@ -25,7 +25,12 @@ def _unless_interrupt(dropped: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(dropped)
 
 
+def asked() -> bool:
+    """Whether Ctrl-C was pressed, even where something has dropped it; errors that follow are its consequence."""
+    return _asked
+
+
 def require_none() -> None:
     """Raise the KeyboardInterrupt again that something has dropped."""
-    if _asked:
+    if asked():
         raise KeyboardInterrupt
