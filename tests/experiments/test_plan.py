@@ -92,6 +92,7 @@ def test_small_runs_of_a_dataset_and_recipe_go_side_by_side_and_the_others_alone
     assert side_by_side_groups(runs, 3) == [paper, [large], text[:1], [other_recipe], text[1:], [other_cell]]
     assert side_by_side_groups(runs, 4)[0] == [*paper, other_cell]
     assert side_by_side_groups(runs, 1) == [[run] for run in runs]
+    assert side_by_side_groups([*paper, other_cell, large], 2) == [[*paper, other_cell], [large]]
     whole = whole_plan(5)
     grouped = [run for group in side_by_side_groups(whole, 5) for run in group]
     assert len(grouped) == len(whole)

@@ -64,6 +64,21 @@ def test_every_seed_takes_the_steps_that_it_takes_alone(dataset, seeds, monkeypa
     assert together[0].sinks[0].losses() != together[1].sinks[0].losses()
 
 
+def test_when_one_ends_the_next_takes_its_place():
+    begun: list[str] = []
+
+    def work(name, turns):
+        begun.append(name)
+        for _ in range(turns):
+            yield False
+        return len(begun)
+
+    lengths = {"long": 9, "short": 1, "next": 2, "last": 1}
+    ended = dict(side_by_side(((name, work(name, turns)) for name, turns in lengths.items()), CPU, at_once=2))
+    assert ended == {"short": 2, "next": 3, "last": 4, "long": 4}
+    assert list(ended) == ["short", "next", "last", "long"]
+
+
 def test_turns_alternate(seeds, monkeypatch):
     monkeypatch.setattr("fastweights.training.loop.STEPS_IN_A_VISIT", 2)
     together, seen = seeds(2), []

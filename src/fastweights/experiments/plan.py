@@ -178,16 +178,17 @@ def missing(runs: Sequence[Run], known: Container[Key]) -> list[Run]:
 
 
 def side_by_side_groups(runs: Sequence[Run], at_once: int) -> list[list[Run]]:
-    """Runs to be trained at the same time, each group where its first run stood.
+    """Runs to be trained side by side, `at_once` of a group at a time, each group where its first run stood.
 
-    Up to `at_once` runs of one dataset by one recipe, where their steps are too small to fill a GPU; the others alone.
+    Runs of one dataset by one recipe, where their steps are too small to fill a GPU; the others alone. Later runs are
+    brought forward only to fill up the first `at_once`; what follows at once joins, so that no place stays empty.
     """
     groups: list[list[Run]] = []
     open_groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         kind = parse_experiment(run.training).dataset, run.protocol, run.recipe
         group = open_groups.get(kind, []) if at_once > 1 and has_small_steps(run) else None
-        if group and len(group) < at_once:
+        if group and (len(group) < at_once or group is groups[-1]):
             group.append(run)
             continue
         groups.append([run])

@@ -127,7 +127,8 @@ def reproduce(
 
     wanted = missing(runs, _known(ledger_path))
     with request.listening():
-        summary = work_by_turns(side_by_side_groups(wanted, at_once), do, say, deadline, workspace.device, request)
+        groups = side_by_side_groups(wanted, at_once)
+        summary = work_by_turns(groups, do, say, deadline, workspace.device, request, at_once)
     return replace(summary, left=len(missing(wanted, _known(ledger_path))))
 
 
@@ -164,8 +165,9 @@ def work_by_turns(
     deadline: float,
     device: torch.device = CPU,
     request: StopRequest | None = None,
+    at_once: int = 1,
 ) -> Summary[Job]:
-    """Do one group of jobs after another, those of a group side by side, until one is interrupted.
+    """Do one group of jobs after another, those of a group side by side, `at_once`, until one is interrupted.
 
     `do` returns what is to be said of a job: nothing where there was nothing to do, None where it was interrupted. What
     fails is said, and the others are done.
@@ -173,12 +175,17 @@ def work_by_turns(
     finished: list[Job] = []
     failed: list[str] = []
     unfinished: list[Job] = []
+
+    def begin(group: Sequence[Job]) -> Iterator[tuple[Job, Turns[list[str] | None]]]:
+        for job in group:
+            if request is not None and request.asked:
+                unfinished.append(job)
+            if unfinished or time.monotonic() >= deadline:
+                return
+            yield job, do(job)
+
     for group in groups:
-        if request is not None and request.asked:
-            unfinished += group
-        if unfinished or time.monotonic() >= deadline:
-            break
-        for job, ended in side_by_side([(job, do(job)) for job in group], device):
+        for job, ended in side_by_side(begin(group), device, at_once):
             gc.collect()  # a training is a reference cycle, which on a GPU holds the memory of its graphs
             if isinstance(ended, UserError):  # a NaN loss, for example: go on with the others
                 failed += [] if isinstance(ended, Taken) else [f"{job}: {ended}"]

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Generic, TypeVar
 
 import torch
@@ -28,10 +29,14 @@ and returns a result."""
 
 
 def side_by_side(
-    works: Iterable[tuple[Name, Turns[Result]]], device: torch.device
+    works: Iterable[tuple[Name, Turns[Result]]], device: torch.device, at_once: int | None = None
 ) -> Iterator[tuple[Name, Result | UserError]]:
-    """Do all works by turns: the result or the error of each, with its name, as it ends, while the others go on."""
-    lanes = [(name, Lane(work, device)) for name, work in works]
+    """Do all works by turns: the result or the error of each, with its name, as it ends, while the others go on.
+
+    With `at_once` no more than so many have begun; when one ends, the next takes its place.
+    """
+    waiting = ((name, Lane(work, device)) for name, work in works)
+    lanes = list(islice(waiting, at_once))
     try:
         while lanes:
             ready = [(name, lane) for name, lane in lanes if lane.ready()]
@@ -40,6 +45,7 @@ def side_by_side(
                 if ended is not None:
                     lanes = [pair for pair in lanes if pair[1] is not lane]
                     yield name, ended[0]
+                    lanes += islice(waiting, 1)
             if not ready:
                 time.sleep(POLL_SECONDS)
     finally:
