@@ -53,7 +53,13 @@ def test_first_order_gradients_and_the_paper_s_ablation_come_after_the_hebb_step
     what = [step.what for step in PLAN]
     hebb = max(number for number, step in enumerate(PLAN) if any(cell.endswith("-hebb") for cell in step.cells[:1]))
     first = [step for step in PLAN if any("gradient1" in cell for cell in step.cells)]
-    assert [(step.recipe, step.seeds, len(step.cells)) for step in first] == [("best", 1, 11), ("paper", 1, 11)]
+    assert [(step.recipe, step.seeds, len(step.cells)) for step in first] == [
+        ("best", 1, 11),
+        ("paper", 1, 11),
+        ("paper", 5, 18),
+        ("paper-long", 1, 4),
+        ("best", 3, 33),
+    ]
     for step in first:
         shots = ["-1shot/" in cell for cell in step.cells]
         assert shots == sorted(shots, reverse=True)

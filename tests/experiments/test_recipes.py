@@ -105,6 +105,8 @@ def test_origins_say_where_each_setting_comes_from():
     assert found.training["ema_decay"] == (0.0, "variant no-ema")
     assert found.learner == {"dropout": (0.1, "best, mini-imagenet-*/fwresnet-*")}
     assert origins("paper", *cell).training["steps"] == (12_500, "paper, mini-imagenet-*/fwresnet-*")
+    assert origins("paper-long", *cell).training["steps"] == (50_000, "paper-long, mini-imagenet-*/fwresnet-*")
+    assert origins("paper-long", *cell).training["validate_every"] == (400, "paper, mini-imagenet-*")
     few = origins("best", *cell, "paper-tasks-per-step").training
     assert few["tasks_per_step"] == (4, "variant paper-tasks-per-step")
     assert few["validate_every"] == (400, "variant paper-tasks-per-step")

@@ -92,12 +92,21 @@ def _fast_weight_cells(rule: str) -> tuple[str, ...]:
     return first + more
 
 
+def _resnets(cells: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cell for cell in cells if "/fwresnet-" in cell)
+
+
+def _without_resnets(cells: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cell for cell in cells if "/fwresnet-" not in cell)
+
+
 def _one_shot_first(cells: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(cells, key=lambda cell: "-1shot/" not in cell))
 
 
 _HEBB, _GRADIENT = _fast_weight_cells("hebb"), _fast_weight_cells("gradient")
-_FIRST_ORDER = _fast_weight_cells("gradient1")
+_FIRST_ORDER, _NORMALISED = _fast_weight_cells("gradient1"), _fast_weight_cells("normalised")
+_POOLED = _cells((*_PTB_1, *_PTB_MORE), "lstm-fwmlp-hebb")
 _ABLATION = tuple("/".join(filter(None, (*ABLATION_CELL, bar.variant))) for bar in ABLATION)
 _IMAGE_BASELINES = _cells(("omniglot-5way-1shot", *_MINI_1), "matching-cnn", "prototypical-cnn", "maml-cnn")
 _LEFT_OUT_OF = (ABLATION_CELL, ("omniglot-5way-1shot", "fwcnn-hebb"), ("ptb-5way-1shot", "lstm-fwmlp-hebb"))
@@ -129,11 +138,22 @@ PLAN: tuple[Step, ...] = (
     Step("first-order gradient", _FIRST_ORDER),
     Step("first-order gradient by the paper's recipe", _FIRST_ORDER, recipe="paper"),
     Step("the ablation figure by the paper's recipe", _ABLATION, recipe="paper"),
-    Step("the pooled split of Penn Treebank", _cells((*_PTB_1, *_PTB_MORE), "lstm-fwmlp-hebb"), protocol="pooled"),
+    Step("the pooled split of Penn Treebank", _POOLED, protocol="pooled"),
+    Step("the pooled split by the paper's recipe", _POOLED, recipe="paper", protocol="pooled"),
     Step("the baselines", _IMAGE_BASELINES + _cells(_PTB_1, "matching-lstm")),
     Step("every other system by its own recipe", _cells_of_other_systems(), recipe="own"),
     Step("any number of classes", _cells(_OMNIGLOT_1 + _MINI_1, "fwcnn-open") + _cells(_MINI_1, "fwresnet-open")),
-    Step("the normalised rule, for the stretch targets", _fast_weight_cells("normalised")),
+    Step("the normalised rule, for the stretch targets", _NORMALISED),
+    Step(
+        "five seeds by the paper's recipe",
+        _without_resnets(_one_shot_first(_HEBB + _FIRST_ORDER)),
+        seeds=5,
+        recipe="paper",
+    ),
+    Step(
+        "the ResNet for as many tasks as the CNN", _resnets(_one_shot_first(_HEBB + _FIRST_ORDER)), recipe="paper-long"
+    ),
+    Step("three seeds of the other rules", _one_shot_first(_FIRST_ORDER + _GRADIENT + _NORMALISED), seeds=3),
     LEAVE_ONE_OUT_STEP,
 )
 

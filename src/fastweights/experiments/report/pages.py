@@ -7,7 +7,7 @@ from itertools import product
 
 from fastweights.experiments.ledger import follows_recipe
 from fastweights.experiments.plan import LEAVE_ONE_OUT_STEP, PLAN, missing, runs_of_step, whole_plan
-from fastweights.experiments.recipes import BEST, OWN, PAPER
+from fastweights.experiments.recipes import BEST, OWN, PAPER, PAPER_LONG
 from fastweights.experiments.report.markdown import paragraphs, settings_text, table
 from fastweights.experiments.report.measurements import label_orders
 from fastweights.experiments.report.results import NONE, NOT_YET, Measured, Results, title_of
@@ -82,7 +82,7 @@ def _measured_rows(results: Results, name: str) -> Iterator[tuple[str, ...]]:
     one = TABLES[name]
     for row, experiment in product(one.rows, one.experiments):
         number, parts = one.published(row, experiment), parse_experiment(experiment)
-        for protocol, recipe in product(parts.protocols, ("best", "paper", "own")):
+        for protocol, recipe in product(parts.protocols, ("best", "paper", "paper-long", "own")):
             measured = results.of(experiment, row.learner, recipe, protocol=protocol)
             if measured:
                 title = parts.title + (", pooled" if protocol == "pooled" else "")
@@ -140,9 +140,9 @@ def _leave_one_out(results: Results, name: str) -> list[str]:
 def recipes_page(results: Results) -> str:
     """What the recipes change, how much of the plan is done, and which code and data made the runs."""
     header = ("models", "changes to the defaults")
-    paper, best, own = (
+    paper, longer, best, own = (
         table(header, [(f"`{models}`", settings_text({**c.training, **c.learner})) for models, c in recipe.items()])
-        for recipe in (PAPER, BEST, OWN)
+        for recipe in (PAPER, PAPER_LONG, BEST, OWN)
     )
     known = {line.key for line in results.lines}
     steps = [(step.what, runs_of_step(step, step.seeds)) for step in PLAN]
@@ -153,6 +153,9 @@ def recipes_page(results: Results) -> str:
         "## `paper`",
         "The settings of the text. All patterns that match a model apply, later ones win:",
         paper,
+        "## `paper-long`",
+        "As `paper`, but the ResNet sees as many tasks as the CNN:",
+        longer,
         "## `best`",
         "The same architecture and the same rule, with the best training we know, chosen on validation tasks "
         f"({len(results.searched)} configurations, [search.csv](search.csv)):",
