@@ -1,15 +1,93 @@
 """Where the time goes before the first replayed step of a fresh process: imports, the device, building, compilation.
 
-With `--fresh` the cache of compiled kernels is an empty folder, as on a machine that has never run this.
+With `--fresh` the cache of compiled kernels is an empty folder, as on a machine that has never run this. With `--out` a
+line is added to a record.
 """
 
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 STARTED = time.perf_counter()
+Compilation = tuple[str, float, bool]
+"""Name of a kernel, seconds, whether it was found in the cache."""
+
+
+class Clock:
+    """Seconds by part, each from the end of the one before; the first from the start of the process."""
+
+    def __init__(self) -> None:
+        self.parts, self.last = dict[str, float](), STARTED
+
+    def mark(self, part: str) -> None:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.parts[part], self.last = now - self.last, now
+
+
+def measure(options: argparse.Namespace) -> tuple[dict, list[Compilation]]:
+    """A line for the record, and what was compiled. Imports stand where they are timed."""
+    clock = Clock()
+    import torch
+
+    clock.mark("import torch")
+    from fastweights.bench import random_items, shape_of
+    from fastweights.data.items import Dataset
+    from fastweights.experiments.plan import parse_cell
+    from fastweights.experiments.recipes import settings_by
+    from fastweights.experiments.run import find_commit
+    from fastweights.experiments.tables import parse_experiment
+    from fastweights.training.loop import Training
+    from fastweights.utils.devices import device_name, find_device
+    from fastweights.utils.precision import choose_precision
+
+    clock.mark("import fastweights")
+    compiled = watch_triton()
+    training, learner, variant = parse_cell(options.cell)
+    commit, device = find_commit(options.commit) if options.out else options.commit, find_device(options.device)
+    torch.zeros(1, device=device)
+    clock.mark("open the device")
+    name = parse_experiment(training).dataset
+    splits = {split: random_items(name, 40, torch.device("cpu"), 100) for split in ("train", "val", "test")}
+    clock.mark("make noise")
+    of_the_run = {"dataset": name, "precision": choose_precision("auto", device)}
+    model, settings = settings_by(options.recipe, training, learner, variant, *shape_of(name), of_the_run)
+    run = Training(model, settings, Dataset(name, splits, "noise"), device)
+    clock.mark("build")
+    if device.type == "cuda" and not options.no_rehearsal:
+        run._rehearse()
+        clock.mark("rehearsal")
+    for step in range(options.steps):
+        run.take_step(step, 0.0)
+        clock.mark(f"step {step + 1}")
+    before = sum(clock.parts.values())
+    for which in ("first", "second"):
+        run._validate()
+        clock.mark(f"{which} validation")
+    new = [seconds for _, seconds, found in compiled if not found]
+    line = {
+        "job": f"first step: {options.cell}",
+        "cell": options.cell,
+        "recipe": options.recipe,
+        "fresh": options.fresh,
+        "rehearsed": "rehearsal" in clock.parts,
+        "first_step_s": round(before, 3),
+        "steps_taken": options.steps,
+        "parts_s": {part: round(seconds, 3) for part, seconds in clock.parts.items()},
+        "kernels_compiled": len(new),
+        "compiling_s": round(sum(new), 3),
+        "precision": settings.precision,
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "commit": commit,
+    }
+    return line, compiled
 
 
 def main() -> None:
@@ -20,67 +98,33 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--no-rehearsal", action="store_true")
+    parser.add_argument("--commit", default="", help="of this code, where git cannot tell")
+    parser.add_argument("--out", type=Path, help="the record to append to")
     options = parser.parse_args()
-    if options.fresh:
-        folder = tempfile.mkdtemp(prefix="first-step-")
-        os.environ |= {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-    clock, marks = [time.perf_counter()], {"start": time.perf_counter() - STARTED}
+    with tempfile.TemporaryDirectory(prefix="first-step-", ignore_cleanup_errors=True) as folder:
+        if options.fresh:
+            os.environ |= {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        line, compiled = measure(options)
+    if options.out:
+        from fastweights.bench import append
 
-    def mark(name: str) -> None:
-        if "torch" in globals() and torch.cuda.is_available():
-            torch.cuda.synchronize()
-        marks[name] = time.perf_counter() - clock[0]
-        clock[0] = time.perf_counter()
+        append(options.out, [line])
+    show(line, compiled)
 
-    global torch
-    import torch
 
-    mark("import torch")
-    from fastweights.bench import random_items, shape_of
-    from fastweights.data.items import Dataset
-    from fastweights.experiments.plan import parse_cell
-    from fastweights.experiments.recipes import settings_by
-    from fastweights.experiments.tables import parse_experiment
-    from fastweights.training.loop import Training
-    from fastweights.utils.devices import find_device
-    from fastweights.utils.precision import choose_precision
-
-    mark("import fastweights")
-    compiled = watch_triton()
-    device = find_device(options.device)
-    torch.zeros(1, device=device)
-    mark("open the device")
-    training, learner, variant = parse_cell(options.cell)
-    name = parse_experiment(training).dataset
-    splits = {split: random_items(name, 40, torch.device("cpu"), 100) for split in ("train", "val", "test")}
-    mark("make noise")
-    of_the_run = {"dataset": name, "precision": choose_precision("auto", device)}
-    model, settings = settings_by(options.recipe, training, learner, variant, *shape_of(name), of_the_run)
-    run = Training(model, settings, Dataset(name, splits, "noise"), device)
-    mark("build")
-    if device.type == "cuda" and not options.no_rehearsal:
-        run._rehearse()
-        mark("rehearsal")
-    for step in range(options.steps):
-        run.take_step(step, 0.0)
-        mark(f"step {step + 1}")
-    run._validate()
-    mark("first validation")
-    run._validate()
-    mark("second validation")
-    print(json.dumps({"cell": options.cell, "recipe": options.recipe, "fresh": options.fresh}))
-    for what, seconds in marks.items():
+def show(line: dict, compiled: list[Compilation]) -> None:
+    print(json.dumps({name: line[name] for name in ("cell", "recipe", "fresh", "rehearsed", "device", "torch")}))
+    for what, seconds in line["parts_s"].items():
         print(f"{seconds:8.2f} s  {what}")
-    before = sum(seconds for what, seconds in marks.items() if "validation" not in what)
-    print(f"{before:8.2f} s  before step {options.steps + 1}")
-    print(f"{sum(seconds for _, seconds, _ in compiled):8.2f} s  of these compiling {len(compiled)} kernels:")
+    print(f"{line['first_step_s']:8.2f} s  before step {line['steps_taken'] + 1}")
+    print(f"{line['compiling_s']:8.2f} s  of compilation, several at a time: {line['kernels_compiled']} kernels")
     for kernel, seconds, hit in sorted(compiled, key=lambda each: -each[1])[:40]:
         print(f"{seconds:8.2f} s  {kernel}{' (found in the cache)' if hit else ''}")
 
 
-def watch_triton() -> list[tuple[str, float, bool]]:
-    """A list that every compilation is added to: name, seconds, whether it was found in the cache."""
-    compiled: list[tuple[str, float, bool]] = []
+def watch_triton() -> list[Compilation]:
+    """A list that every compilation is added to."""
+    compiled: list[Compilation] = []
     try:
         from triton import knobs
     except ImportError:

@@ -1,18 +1,28 @@
-"""What the host does in the steps of a training on a GPU: seconds by function, and the host's time of a step.
+"""What bounds the steps of a training on a GPU: the host's time by function, and the kernels of a step.
 
-A second number is the time of a step by the clock: where the two are near each other, the GPU waits for the host.
+Where the host's time of a step is near that by the clock, the GPU waits for the host. Where the kernels of a step take
+as long as the step, and most of that in kernels with a block for every processor of the GPU, several trainings side by
+side have little to gain.
 """
 
 import argparse
 import cProfile
+import json
 import pstats
+import tempfile
 import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import torch
 from seeds import CELLS, noise, trainings
 
 from fastweights.experiments.tables import parse_experiment
-from fastweights.training.loop import Visits
+from fastweights.training.loop import Training, Visits
+
+PROFILED = 20
+"""Steps whose kernels are listed."""
 
 
 def take(visits: Visits, until: int, counters) -> None:
@@ -20,12 +30,45 @@ def take(visits: Visits, until: int, counters) -> None:
         next(visits)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cell", nargs="?", default=CELLS[0])
-    options = parser.parse_args()
-    dataset = noise(parse_experiment(options.cell.partition("/")[0]).dataset)
-    training = trainings(options.cell, dataset, 1, 10**6, torch.device("cuda"), validate_every=10**9, log_every=1000)[0]
+def kernels_of(trace: dict[str, Any], steps: int, processors: int, most: int = 12) -> str:
+    """Of a trace by PyTorch's profiler: how many kernels a step has, how long and wide they are, and the longest."""
+    kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+    if not kernels:
+        return "no kernels were seen"
+
+    def blocks(event: dict[str, Any]) -> int:
+        x, y, z = event["args"]["grid"]
+        return x * y * z
+
+    every = sum(event["dur"] for event in kernels)
+    wide = sum(event["dur"] for event in kernels if blocks(event) >= processors)
+    took, count = Counter[str](), Counter[str]()
+    for event in kernels:
+        took[event["name"]] += event["dur"]
+        count[event["name"]] += 1
+    shown = [
+        f"{len(kernels) / steps:.0f} kernels a step, {every / steps:.0f} us, "
+        f"{100 * wide / every:.0f} % of it with {processors} blocks or more"
+    ]
+    shown += [f"{us / steps:9.1f} us {count[name] / steps:6.1f} x  {name[:90]}" for name, us in took.most_common(most)]
+    return "\n".join(shown)
+
+
+def profile_kernels(training: Training, visits: Visits) -> str:
+    step, device = training.counters.step, training.device
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        take(visits, step + PROFILED, training.counters)
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        trace = json.loads(path.read_text())
+    return kernels_of(trace, PROFILED, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def examine(cell: str, functions: int) -> None:
+    dataset = noise(parse_experiment(cell.partition("/")[0]).dataset)
+    training = trainings(cell, dataset, 1, 10**6, torch.device("cuda"), validate_every=10**9, log_every=1000)[0]
     visits, counters = training.visits(), training.counters
     take(visits, 1000, counters)
     torch.cuda.synchronize()
@@ -33,21 +76,31 @@ def main() -> None:
     take(visits, 1100, counters)
     queued = time.perf_counter() - started
     torch.cuda.synchronize()
-    print(f"host {1e6 * queued / 100:.0f} us a step, by the clock {1e4 * (time.perf_counter() - started):.0f} us")
-    take(visits, 2000, counters)
-    profile = cProfile.Profile()
-    profile.enable()
-    take(visits, 2950, counters)
-    profile.disable()
-    pstats.Stats(profile).sort_stats("tottime").print_stats(16)
+    by_the_clock = 1e4 * (time.perf_counter() - started)
+    print(f"{cell}: host {1e6 * queued / 100:.0f} us a step, by the clock {by_the_clock:.0f} us")
+    print(profile_kernels(training, visits))
+    training._validate()
     started = time.perf_counter()
     training._validate()
-    print(f"a validation {1e3 * (time.perf_counter() - started):.1f} ms")
+    print(f"a validation {1e3 * (time.perf_counter() - started):.1f} ms", flush=True)
+    if functions:
+        show_functions(lambda: take(visits, 1950, counters), functions)
+        show_functions(training._validate, functions)
+
+
+def show_functions(work, most: int) -> None:
     profile = cProfile.Profile()
-    profile.enable()
-    training._validate()
-    profile.disable()
-    pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+    profile.runcall(work)
+    pstats.Stats(profile).sort_stats("tottime").print_stats(most)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cells", nargs="*", default=list(CELLS))
+    parser.add_argument("--functions", type=int, default=16, help="of the host, the longest; 0: none")
+    options = parser.parse_args()
+    for cell in options.cells:
+        examine(cell, options.functions)
 
 
 if __name__ == "__main__":

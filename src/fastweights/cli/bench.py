@@ -1,6 +1,7 @@
 """The command `bench`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +11,13 @@ from rich import box
 from rich.table import Table
 
 from fastweights import bench as benchmark
-from fastweights import bench_parts
+from fastweights import bench_parts, bench_pretraining
 from fastweights.bench import cells, label
 from fastweights.cli.common import learner_for
 from fastweights.cli.options import DeviceOption, PrecisionOption, SetOption
+from fastweights.experiments.recipes import settings_by
 from fastweights.experiments.run import find_commit
+from fastweights.learners.registry import parse_overrides
 from fastweights.utils.console import console, say
 from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError
@@ -48,7 +51,20 @@ def bench(
             "description and prediction. Without a model's name: of all systems of its tables.",
         ),
     ] = False,
-    commit: Annotated[str, typer.Option(help="Of this code, for --parts, where git cannot tell.")] = "",
+    pretraining: Annotated[
+        bool,
+        typer.Option(
+            "--pretraining",
+            help="Time steps of pre-training instead, by the recipe best: items per second, augmentation included. "
+            "Without a model's name: of fwresnet-hebb and fwcnn-hebb.",
+        ),
+    ] = False,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Items in a step of --pretraining. (default: by the recipe)")
+    ] = None,
+    commit: Annotated[
+        str, typer.Option(help="Of this code, for --parts and --pretraining, where git cannot tell.")
+    ] = "",
 ) -> None:
     """Time models: training and inference in ms per task, description and prediction apart."""
     if figure is not None:
@@ -56,6 +72,15 @@ def bench(
     where = find_device(device)
     job = benchmark.Job(shape, way, shot, queries, tasks or (64 if where.type == "cuda" else 4))
     items, vocabulary = benchmark.shape_of(shape)
+    if batch is not None and not pretraining:
+        raise UserError("--batch is for --pretraining; the size of other steps is given by --tasks.")
+    if pretraining:
+        if figure is not None or peers or parts or tasks is not None:
+            raise UserError("--figure, --peers, --parts and --tasks are not for --pretraining.")
+        _time_pretraining(
+            learners, change or [], job, batch, where, choose_precision(precision, where), runs, commit, out
+        )
+        return
     if parts:
         if figure is not None or peers:
             raise UserError("--figure and --peers are not for --parts: fastweights report draws the figure.")
@@ -110,6 +135,42 @@ def _time_parts(
             continue
         benchmark.append(out, [line])
         shown.add_row(name, *bench_parts.cells(line))
+    console.print(shown)
+    say(f"Appended to {out}")
+
+
+def _time_pretraining(
+    learners: list[str] | None,
+    change: list[str],
+    job: benchmark.Job,
+    batch: int | None,
+    where: torch.device,
+    precision: str,
+    runs: int,
+    commit: str,
+    out: Path,
+) -> None:
+    """Time pre-training of each model's encoder as the recipe best has it."""
+    made_by, recipe = find_commit(commit), "best"
+    training = f"{job.dataset}-{job.way}way-{job.shot}shot"
+    of_the_run = {"dataset": job.dataset, "precision": precision}
+    shown = Table(title=f"pre-training, {job.dataset}, {precision}", title_justify="left", box=box.SIMPLE)
+    shown.add_column("learner", overflow="fold")
+    for heading in ("items\nat once", "ms\na step", "±", "items\n/s", "graph"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for name in learners or bench_pretraining.MODELS:
+        model, settings = settings_by(recipe, training, name, "", *benchmark.shape_of(job.dataset), of_the_run)
+        if not settings.pretrain_steps:
+            raise UserError(
+                f"{name} is not pre-trained on {job.dataset} by the recipe {recipe}; choose another --shape."
+            )
+        changes = parse_overrides(name, change)
+        model = replace(model, **changes)
+        settings = settings if batch is None else replace(settings, pretrain_batch=batch)
+        with console.status(f"timing {name}"):
+            line = bench_pretraining.measure(name, model, settings, recipe, where, runs, changes, made_by)
+        benchmark.append(out, [line])
+        shown.add_row(name, *bench_pretraining.cells(line))
     console.print(shown)
     say(f"Appended to {out}")
 

@@ -83,6 +83,11 @@ class TrainStep:
         """Say that the objective draws batches of another shape from now on: a graph of it has to be captured again."""
         self._graph, self._wants_graph, self._eager_steps = None, self._may_capture, 0
 
+    @property
+    def is_graph(self) -> bool:
+        """Whether steps are replayed as a CUDA graph."""
+        return self._graph is not None
+
     def set_share(self, part: int, share: float) -> None:
         """Give a part another share of the step size from now on."""
         for group in self.optimizer.param_groups:
