@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 STARTED = time.perf_counter()
 Compilation = tuple[str, float, bool]
@@ -28,7 +29,8 @@ class Clock:
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         now = time.perf_counter()
-        self.parts[part], self.last = now - self.last, now
+        self.parts[part] = self.parts.get(part, 0.0) + now - self.last
+        self.last = now
 
 
 def measure(options: argparse.Namespace) -> tuple[dict, list[Compilation]]:
@@ -58,11 +60,18 @@ def measure(options: argparse.Namespace) -> tuple[dict, list[Compilation]]:
     clock.mark("make noise")
     of_the_run = {"dataset": name, "precision": choose_precision("auto", device)}
     model, settings = settings_by(options.recipe, training, learner, variant, *shape_of(name), of_the_run)
-    run = Training(model, settings, Dataset(name, splits, "noise"), device)
-    clock.mark("build")
-    if device.type == "cuda" and not options.no_rehearsal:
-        run._rehearse()
+    rehearse = Training._rehearse
+
+    def rehearsing(training: Training) -> None:
+        clock.mark("build")
+        rehearse(training)
         clock.mark("rehearsal")
+
+    with patch.object(Training, "_rehearse", (lambda _: None) if options.no_rehearsal else rehearsing):
+        run = Training(model, settings, Dataset(name, splits, "noise"), device)
+        clock.mark("build")
+        if device.type == "cuda" and "rehearsal" not in clock.parts:
+            run._rehearse()
     for step in range(options.steps):
         run.take_step(step, 0.0)
         clock.mark(f"step {step + 1}")

@@ -12,6 +12,7 @@ import pstats
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def kernels_of(trace: dict[str, Any], steps: int, processors: int, most: int = 1
 
 def profile_kernels(training: Training, visits: Visits) -> str:
     step, device = training.counters.step, training.device
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         take(visits, step + PROFILED, training.counters)
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
@@ -71,27 +72,30 @@ def examine(cell: str, functions: int) -> None:
     training = trainings(cell, dataset, 1, 10**6, torch.device("cuda"), validate_every=10**9, log_every=1000)[0]
     visits, counters = training.visits(), training.counters
     take(visits, 1000, counters)
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    take(visits, 1100, counters)
-    queued = time.perf_counter() - started
-    torch.cuda.synchronize()
-    by_the_clock = 1e4 * (time.perf_counter() - started)
-    print(f"{cell}: host {1e6 * queued / 100:.0f} us a step, by the clock {by_the_clock:.0f} us")
+    queued = by_the_clock = 0.0
+    for _ in range(10):  # a few steps at a time: with many of them waiting, the host has to wait, too
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        take(visits, counters.step + 10, counters)
+        queued += time.perf_counter() - started
+        torch.cuda.synchronize()
+        by_the_clock += time.perf_counter() - started
+    print(f"{cell}: host {1e4 * queued:.0f} us a step, by the clock {1e4 * by_the_clock:.0f} us")
     print(profile_kernels(training, visits))
     training._validate()
     started = time.perf_counter()
     training._validate()
     print(f"a validation {1e3 * (time.perf_counter() - started):.1f} ms", flush=True)
     if functions:
-        show_functions(lambda: take(visits, 1950, counters), functions)
-        show_functions(training._validate, functions)
+        show_functions(lambda: take(visits, counters.step + 20, counters), functions, "tottime")
+        show_functions(training._validate, 2 * functions, "cumulative")
 
 
-def show_functions(work, most: int) -> None:
+def show_functions(work: Callable[[], object], most: int, by: str) -> None:
+    torch.cuda.synchronize()
     profile = cProfile.Profile()
     profile.runcall(work)
-    pstats.Stats(profile).sort_stats("tottime").print_stats(most)
+    pstats.Stats(profile).sort_stats(by).print_stats(most)
 
 
 def main() -> None:

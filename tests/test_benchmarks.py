@@ -1,6 +1,7 @@
 """The scripts in benchmarks/ run, on jobs and with stand-ins small enough for a test."""
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -257,6 +258,75 @@ def test_of_two_measurements_of_the_same_the_later_is_shown():
     made = load("table.py")["tables"]([line, again])
     assert "123,456" in made
     assert f"{line['train_tasks_per_second']:,.0f}" not in made
+
+
+def test_the_page_names_every_script_and_stays_short():
+    readme = (BENCHMARKS / "README.md").read_text()
+    rows = readme.partition("`python benchmarks/NAME.py`")[2].splitlines()
+    named = {
+        name.split()[0]
+        for row in rows
+        if row.startswith("| `")
+        for name in re.findall("`([a-z_ -]+)`", row.split("|")[1])
+    }
+    assert named == {path.stem for path in BENCHMARKS.glob("*.py")}
+    assert len(readme.encode()) < 10_400
+
+
+def test_other_libraries_stand_beside_our_system_of_the_same_kind():
+    def line(learner, train, infer, **more):
+        rates = {"train_tasks_per_second": train, "inference_tasks_per_second": infer}
+        times = {f"{name}_ms": [1.0] for name in bench.MEASURED}
+        about = {"job": JOB.name, "tasks_at_once": 1, "device": "a GPU", "precision": "float32", "torch": "2"}
+        return {"learner": learner, **about, **rates, **times, **more}
+
+    ours = [
+        line("prototypical-cnn", 50, 900),
+        line("prototypical-cnn", 80, 700, tasks_at_once=64),
+        line("snail-cnn", 7, 9),
+    ]
+    made = load("table.py")["tables"]([line("easyfsl 9.8 ProtoNet", 10, 20), line("learn2learn 1", 1, 1), *ours])
+    beside, learners = made.split("### Learners")
+    assert "| easyfsl 9.8 ProtoNet | omniglot | 10 | 80 | 8 | 20 | 700 | 35 | a GPU |" in beside
+    assert "learn2learn" not in made  # there is nothing like it to compare with
+    assert "easyfsl" not in learners
+    assert "| prototypical-cnn | 64 | 80 | 700 |" in learners
+    assert "| snail-cnn | 1 | 7 | 9 |" in learners
+
+
+MACHINE = {"precision": "bfloat16", "device": "NVIDIA H200", "torch": "2"}
+
+
+def test_seeds_side_by_side_have_a_table():
+    def line(seeds, seconds, **more):
+        about = {"job": "seeds side by side: c/l", "cell": "c/l", "work": "training", "seeds": seeds, "steps": 1500}
+        rates = {"seconds": seconds, "times_one": seconds / 2, "steps_per_second": seeds * 1500 / seconds}
+        return {**about, **rates, **MACHINE, **more}
+
+    others = [line(5, 9.0, work="steps"), line(5, 9.0, device="a CPU"), line(8, 9.0, times_one=None)]
+    made = load("table.py")["tables"]([line(5, 99.0), line(1, 2.0), line(5, 5.0), *others])
+    assert made.startswith("### Several seeds at once\n\nNVIDIA H200, bfloat16, torch 2:\n")
+    rows = [row for row in made.splitlines() if row.startswith("| c/l")]
+    assert rows == ["| c/l | 5 | 1,500 | 5.0 | 2.5 | 1,500 |"]
+
+
+def test_first_steps_have_a_row_for_each_cell():
+    def line(cell, fresh, seconds, **more):
+        about = {"job": f"first step: {cell}", "cell": cell, "fresh": fresh, "rehearsed": True}
+        return {**about, "first_step_s": seconds, **MACHINE, **more}
+
+    lines = [line("c/l", True, 9.87), line("c/l", False, 4.0), line("d/m", True, 12.0)]
+    made = load("table.py")["tables"]([*lines, line("c/l", True, 31.0, rehearsed=False)])
+    assert [row for row in made.splitlines() if "/" in row][-2:] == ["| c/l | 9.9 | 4.0 |", "| d/m | 12.0 | - |"]
+
+
+def test_pretraining_has_a_table_of_the_recipe_as_it_is():
+    line = {"job": "pre-training: mini-imagenet", "learner": "mine", "changes": {}, "items_at_once": 256, **MACHINE}
+    line |= {"augment": ["flip", "jitter"], "rotation": True, "step_ms": [8.0, 10.0], "items_per_second": 28444.4}
+    line["as_graph"] = True
+    made = load("table.py")["tables"]([line, {**line, "changes": {"filters": 4}, "items_per_second": 1.0}])
+    (row,) = [row for row in made.splitlines() if row.startswith("| mine")]
+    assert row == "| mine | flip, jitter, rotation loss | 256 | 9 | 11.1 % | 28,444 |"
 
 
 def test_label_orders_are_measured_and_named_by_the_ledger(tmp_path, dataset, monkeypatch, capsys):
