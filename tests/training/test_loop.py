@@ -615,11 +615,32 @@ def test_changes_to_images_are_refused_for_texts(train_settings, wish):
 def test_weights_that_are_no_numbers_are_never_kept(dataset, learner_settings, train_settings, tmp_path):
     training = Training(learner_settings, train_settings, dataset, folder=tmp_path, checkpoint_seconds=0.0)
     training.save()
-    before = (tmp_path / CHECKPOINT).read_bytes()
     training.sinks = [Spoil(10, training)]
     with pytest.raises(UserError, match="the weights are NaN or infinite at step 10"):
         training.run()
-    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    saved = saved_files.load(tmp_path / CHECKPOINT)
+    assert saved.counters["step"] == 5  # the last log line before, and no validation yet
+    assert all(tensor.isfinite().all() for tensor in saved.tensors.values())
+
+
+def test_a_long_way_to_the_next_validation_is_saved_on_the_way(dataset, learner_settings, train_settings, tmp_path):
+    class Stop(Lines):
+        def write(self, line):
+            if line["step"] == 10:
+                raise KeyboardInterrupt
+
+    settings = replace(train_settings, validate_every=10**6)
+    training = Training(learner_settings, settings, dataset, folder=tmp_path, checkpoint_seconds=0.0)
+    training.sinks = [Stop()]
+    with pytest.raises(KeyboardInterrupt):
+        training.run()
+    again = resume(tmp_path, dataset, sinks=[Lines()])
+    assert again.counters.step == 5
+    again.run(test=False)
+    alone = Training(learner_settings, settings, dataset, sinks=[Lines()])
+    alone.run(test=False)
+    for name, tensor in alone.learner.state_dict().items():
+        assert torch.equal(tensor, again.learner.state_dict()[name]), name
 
 
 def test_weights_ruined_in_the_last_step_are_not_kept_either(dataset, learner_settings, train_settings, tmp_path):

@@ -369,8 +369,8 @@ class Training:
                 self._agree(before + time.monotonic() - started)
             if validation_due:
                 self._validate()
-                if time.monotonic() - self._saved_at >= self.checkpoint_seconds:
-                    self.save()
+            if waits and time.monotonic() - self._saved_at >= self.checkpoint_seconds:
+                self.save()
             if not self.ranks.several:
                 self._agree(before + time.monotonic() - started)
 
