@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from PIL import Image
 from sklearn.base import clone
@@ -220,6 +221,10 @@ WRONG: dict[str, tuple[Callable[[list[str]], Any], str]] = {
     "too few": (lambda texts: np.ones((0, 3)), r"returns the shape \(0, 3\) for 1 item"),
     "no numbers": (lambda texts: {"last_hidden_state": 1}, "returns dict, not an array"),
     "nothing": (lambda texts: None, r"returns the shape \(\) for|returns NoneType"),
+    "complex": (lambda texts: np.array(letters(texts)) * 1j, "returns complex128 where numbers belong"),
+    "words": (lambda texts: [[text, "b"] for text in texts], "returns <U. where numbers belong"),
+    "holes": (lambda texts: [[1.0, None, 2.0] for _ in texts], "returns object where numbers belong"),
+    "turned": (lambda texts: np.array(letters(texts)).T, r"returns the shape \(3, 1\) for 1 item"),
     "ragged": (lambda texts: [[1.0] * (1 + len(t)) for t in texts], "different|gives a vector of width|shape"),
 }
 
@@ -238,6 +243,83 @@ def test_wrong_answers_are_named_and_nothing_is_lost(what: str) -> None:
     assert model.classes_.tolist() == ["x", "y"]
 
 
+def item_by_item(texts: list[str]) -> Any:
+    for text in texts:
+        yield torch.tensor(letters([text])[0])
+
+
+ANSWERS: dict[str, Callable[[list[str]], Any]] = {
+    "float64": lambda texts: np.array(letters(texts)),
+    "half": lambda texts: np.array(letters(texts), np.float16),
+    "bfloat16": lambda texts: torch.tensor(letters(texts)).bfloat16(),
+    "whole numbers": lambda texts: np.array(letters(texts), np.uint8),
+    "gradients": lambda texts: torch.tensor(letters(texts), requires_grad=True),
+    "a list of gradients": lambda texts: [torch.tensor(one, requires_grad=True) for one in letters(texts)],
+    "a generator": item_by_item,
+    "sparse": lambda texts: scipy.sparse.csr_matrix(letters(texts)),
+    "sparse rows": lambda texts: [torch.tensor(one).to_sparse() for one in letters(texts)],
+    "enormous": lambda texts: np.array(letters(texts)) * 2.0**1000,
+    "minute": lambda texts: torch.tensor(letters(texts), dtype=torch.float64) * 2.0**-1000,
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_vectors_come_in_many_forms(what: str) -> None:
+    texts, labels = ["aab", "bbc", "ac"], ["x", "y", "x"]
+    model = Classifier(encoder=ANSWERS[what]).fit(texts, labels)
+    expected = Classifier(encoder=letters).fit(texts, labels)
+    np.testing.assert_array_equal(model.memory_.keys, expected.memory_.keys)
+    np.testing.assert_array_equal(model.predict_proba(["ab", "c"]), expected.predict_proba(["ab", "c"]))
+
+
+def test_embeddings_of_any_size_have_a_direction() -> None:
+    X = np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+    expected = Classifier().fit(X, [0, 1])
+    for scale in (2.0**-1000, 2.0**1000):
+        model = Classifier().fit(scale * X, [0, 1])
+        np.testing.assert_array_equal(model.memory_.keys, expected.memory_.keys)
+        np.testing.assert_array_equal(model.predict_proba(scale * X), expected.predict_proba(X))
+
+
+def test_items_may_come_from_generators() -> None:
+    model = Classifier(encoder=letters).fit((text for text in ["aab", "bbc"]), (label for label in "xy"))
+    assert model.add("z", (text for text in ["ccc"])).predict(text for text in ["a", "cc"]).tolist() == ["x", "z"]
+    assert Classifier(encoder=letters).fit({"x": iter(["aab"]), "y": iter(["bcc"])}).classes_.tolist() == ["x", "y"]
+    for nothing in (
+        lambda: model.predict(iter([])),
+        lambda: model.add("w", iter([])),
+        lambda: model.partial_fit([], []),
+    ):
+        with pytest.raises(InputError, match="give at least one"):
+            nothing()
+    assert model.classes_.tolist() == ["x", "y", "z"]
+
+
+def test_an_encoder_that_changes_its_answers_is_warned_of() -> None:
+    dropout, times = nn.Dropout(0.5), 0
+    torch.manual_seed(0)
+
+    def left_on(texts: list[str]) -> torch.Tensor:
+        return dropout(torch.tensor(letters(texts)).repeat(1, 20) + 1)
+
+    def widening(texts: list[str]) -> np.ndarray:
+        nonlocal times
+        times += 1
+        return np.pad(np.array(letters(texts)), ((0, 0), (0, times)), constant_values=1.0)
+
+    with pytest.warns(
+        UserWarning, match=r"the encoder left_on, asked again for aab alone, gives another vector, whose"
+    ):
+        Classifier(encoder=left_on).fit(["aab", "bbc"], ["x", "y"])
+    with pytest.warns(UserWarning, match="gives another vector, of width 5: its answers will vary; switch off"):
+        model = Classifier(encoder=widening).fit(["aab", "bbc"], ["x", "y"])
+    with pytest.raises(InputError, match="gives vectors of width 6, but the memory holds keys of 4"):
+        model.predict(["a"])
+    steady = Asked()
+    Classifier(encoder=steady).fit(["aab", "bbc"], ["x", "y"]).add("x", ["ab"]).predict(["ac"])
+    assert steady.batches == [["aab", "bbc"], ["aab"], ["ab"], ["ac"]]  # asked again once, when it begins
+
+
 @pytest.mark.parametrize("encoder", [failing, nan])
 def test_what_fails_is_skipped_if_asked(encoder: Callable[[list[str]], Any]) -> None:
     model = Classifier(encoder=encoder, errors="skip")
@@ -246,7 +328,12 @@ def test_what_fails_is_skipped_if_asked(encoder: Callable[[list[str]], Any]) -> 
     assert model.memory_.names == ["aab", "bbc"]
     with pytest.warns(UserWarning, match="cbad was skipped"):
         assert model.predict(["cbad", "bc"]).tolist() == [None, "y"]
-    with pytest.warns(UserWarning, match="skipped"), pytest.raises(InputError, match="none of the examples of 'z'"):
+    with (
+        pytest.warns(UserWarning, match="skipped"),
+        pytest.raises(
+            InputError, match=r"none of the examples of 'z' can be read \(the .*(fails on|not finite).*\); give others"
+        ),
+    ):
         model.add("z", ["bad"])
 
 
@@ -276,10 +363,13 @@ def test_another_width_than_the_memorys_is_refused() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "a class": (lambda: Classifier(encoder=Tiny).fit(["a", "b"], [0, 1]), "or a module, not Tiny"),
+    "a class": (lambda: Classifier(encoder=Tiny).fit(["a", "b"], [0, 1]), "or a module, not the class Tiny; make one"),
     "a number": (lambda: Classifier(encoder=5).fit(["a", "b"], [0, 1]), "or a module, not int"),
     "a word": (lambda: Classifier(encoder="dino").fit(["a", "b"], [0, 1]), "'dino' is no encoder"),
-    "no file": (lambda: Classifier(encoder="gone.py:f").fit(["a", "b"], [0, 1]), "gone.py:f"),
+    "no file": (
+        lambda: Classifier(encoder="gone.py:f").fit(["a", "b"], [0, 1]),
+        "'gone.py:f' is no encoder in a file; write my_file.py:function, with a file that exists",
+    ),
     "two models": (lambda: Classifier("drawings", encoder=letters).fit(["a", "b"], [0, 1]), "a model or an encoder"),
     "prepare alone": (lambda: Classifier(prepare=letters).fit([[1.0], [2.0]], [0, 1]), "give encoder=, too"),
     "prepare of a number": (lambda: Classifier(encoder=letters, prepare=5).fit(["a", "b"], [0, 1]), "of one item"),
@@ -480,7 +570,7 @@ def test_bad_embeddings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="an adapter needs 25 such classes"):
         adapters.train(X[:100], y[:100])
     adapters.Adapter(np.eye(3, dtype=np.float32), np.full(3, np.nan, np.float32)).save(tmp_path / "a.safetensors")
-    with pytest.raises(InputError, match="is damaged"):
+    with pytest.raises(InputError, match=r"is damaged|contradicts itself"):
         Classifier(tmp_path / "a.safetensors").fit(np.eye(3), list("abc"))
 
 
@@ -501,6 +591,19 @@ def test_the_same_again_says_nothing_new() -> None:
     assert len(model.memory_) == 3
     with pytest.raises(InputError, match="under the names"):
         model.add("y", ["aab"])
+
+
+def test_the_same_key_again_says_nothing_new() -> None:
+    model = Classifier(encoder=letters).fit({"x": ["aab"], "y": ["bcc"]})
+    keys = model.encode(["aab", "abb", "abb"])
+    assert model.check_keys(keys, list("xxx"), list("abc")) == {0: "aab", 2: "b"}
+    with pytest.warns(UserWarning, match="a, c: left out, the same as another of its class, 2 of 3 items"):
+        model.add_keys(keys, list("xxx"), list("abc"))
+    assert model.memory_.names == ["aab", "bcc", "b"]
+    with pytest.raises(InputError, match="under the names"):
+        model.check_keys(keys, list("yyy"), list("abc"))
+    fading = Classifier(encoder=letters, half_life=30).fit({"x": ["aab"], "y": ["bcc"]})
+    assert fading.check_keys(keys, list("xxx"), list("abc")) == {}
 
 
 def test_embeddings_may_be_alike_and_fading_examples_may_come_again() -> None:

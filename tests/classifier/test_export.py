@@ -12,7 +12,6 @@ import torch
 from fastweights import Classifier
 from fastweights.classifier import export as exporting
 from fastweights.classifier.errors import InputError
-from fastweights.classifier.inputs import batches
 from fastweights.learners.registry import LearnerSettings, build_learner
 
 from .drawn import SHAPES, TINY, drawing
@@ -30,11 +29,6 @@ def fitted(settings: LearnerSettings = TINY) -> Classifier:
     return Classifier(build_learner(settings).eval()).fit(EXAMPLES)
 
 
-def pixels_of(model: Classifier) -> np.ndarray:
-    assert model._model is not None
-    return next(batches(QUERIES, model._model.preparation)).pixels
-
-
 def opened(path: Path) -> Any:
     import onnxruntime
 
@@ -46,7 +40,7 @@ def opened(path: Path) -> Any:
 def test_the_graph_answers_as_the_classifier(tmp_path: Path) -> None:
     model = fitted()
     exporting.export(model, tmp_path / "icons.onnx")
-    session, pixels = opened(tmp_path / "icons.onnx"), pixels_of(model)
+    session, pixels = opened(tmp_path / "icons.onnx"), exporting.pixels_of(model, QUERIES)
     chances, known = session.run(["probabilities", "known"], {"pixels": pixels})
     expected = model.predict_all(QUERIES)
     np.testing.assert_allclose(chances, expected[0], atol=1e-4)
@@ -64,7 +58,7 @@ def test_keys_alone_and_a_memory_in_numpy(tmp_path: Path, monkeypatch: pytest.Mo
     """The example of the docs: write, read, forget."""
     model = fitted()
     exporting.export(model, tmp_path / "keys.onnx", memory=False)
-    session, pixels = opened(tmp_path / "keys.onnx"), pixels_of(model)
+    session, pixels = opened(tmp_path / "keys.onnx"), exporting.pixels_of(model, QUERIES)
     keys = session.run(["keys"], {"pixels": pixels})[0]
     np.testing.assert_allclose(keys, model._keys(QUERIES)[0], atol=1e-4)
 
@@ -93,6 +87,8 @@ def test_what_is_no_graph_of_ours_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match="only classifiers of pictures"):
             exporting.export(model, tmp_path / "x.onnx")
+        with pytest.raises(InputError, match="take pixels"):
+            exporting.pixels_of(model, QUERIES)
     assert not (tmp_path / "x.onnx").exists()
 
 
@@ -107,7 +103,7 @@ def test_the_graph_in_torch(classes: int) -> None:
     assert model._model is not None
     graph = exporting.Answers(model._model, units, memory.shots, model._refined.of(memory)).eval()
     with torch.inference_mode():
-        chances, known = graph(torch.from_numpy(pixels_of(model)))
+        chances, known = graph(torch.from_numpy(exporting.pixels_of(model, QUERIES)))
     expected = model.predict_all(QUERIES)
     np.testing.assert_allclose(chances.numpy(), expected[0], atol=1e-5)
     np.testing.assert_allclose(known.numpy(), expected[1], atol=1e-5)

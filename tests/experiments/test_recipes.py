@@ -123,12 +123,12 @@ def test_origins_have_the_values_of_the_recipe():
 
 def test_recipes_apply_to_datasets_that_are_not_the_paper_s():
     for variant in ("", *VARIANTS):
-        TrainSettings(**changes_of("best", "strokes-5way-1shot", "fwcnn-hebb", variant).training)
-    found = origins("best", "strokes-5way-1shot", "fwcnn-hebb")
+        TrainSettings(**changes_of("best", "signs-5way-1shot", "fwcnn-hebb", variant).training)
+    found = origins("best", "signs-5way-1shot", "fwcnn-hebb")
     assert {where for _, where in found.training.values()} == {"best, *"}
     assert found.learner == {}
     assert "queries" not in found.training
-    few = changes_of("best", "strokes-5way-1shot", "fwcnn-hebb", "paper-tasks-per-step").training
+    few = changes_of("best", "signs-5way-1shot", "fwcnn-hebb", "paper-tasks-per-step").training
     assert few["validate_every"] == TrainSettings().validate_every * 4 // 64
 
 

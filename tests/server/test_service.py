@@ -41,6 +41,25 @@ def test_what_is_none_of_them_is_said_to_be(asked: Asked):
     assert asked.ask(png("ring", 4))["label"] == "ring"
 
 
+def test_the_same_again_counts_once_and_is_told_by_its_number(asked: Asked):
+    first = asked.show("ring", png("ring")).json()
+    asked.show("bar", png("bar"))
+    before = asked.ask(png("ring", 4))
+    again = asked.show("ring", png("ring")).json()
+    assert again["examples"] == first["examples"]
+    assert again["undoable"] == 2  # nothing was done that could be undone
+    assert asked.ask(png("ring", 4)) == before
+    encoded = [base64.b64encode(png("ring", shift)).decode() for shift in (4, 0, 4)]
+    body = {"label": "ring", "pictures": encoded}
+    new, known, new_again = asked.http.post(f"{asked.path}/examples", json=body).json()["examples"]
+    assert (known, new_again) == (first["examples"][0], new)
+    assert asked.classes() == {"ring": 2, "bar": 1}
+    assert asked.show("bar", png("ring")).status_code == 409
+    asked.make(model=None)
+    asked.embed("a", [1.0, 0.0], [1.0, 0.0])
+    assert asked.classes() == {"a": 2}  # embeddings may well be alike
+
+
 def test_class_names_are_any_unicode(asked: Asked):
     for name, shape in zip(NAMES, SHAPES, strict=True):
         assert asked.show(name, png(shape)).status_code == 201

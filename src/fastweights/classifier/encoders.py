@@ -29,6 +29,7 @@ from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.inputs import THREADS, contents, name_of
 from fastweights.classifier.key_cache import KeyCache
+from fastweights.classifier.memory import scaled
 from fastweights.data import ink
 from fastweights.data.images import opened
 from fastweights.data.own import eight_bit
@@ -37,6 +38,8 @@ from fastweights.utils.errors import UserError
 
 BATCH = 64
 """Items that an encoder is asked at a time."""
+LARGEST = 1e30
+"""Vectors of larger numbers, or of none but smaller ones than its inverse, are scaled: float32 cannot hold them."""
 Skip = Callable[[str, str], None]
 
 
@@ -121,10 +124,11 @@ class Encoder:
 
         def tell(place: int, error: Exception, what: str) -> None:
             who = name_of(items[place], place)
-            about = str(error) if isinstance(error, UserError) else f"{what} {who} ({type(error).__name__}: {error})"
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            about = str(error) if isinstance(error, UserError) else f"{what} {who} ({why})"
             about = " ".join(about.split()).removesuffix(".")
             if skip is None:
-                remedy = "" if isinstance(error, UserError) else '; mend it, or skip such items with errors="skip"'
+                remedy = "" if isinstance(error, UserError) else "; mend it, or have such items skipped"
                 raise InputError(f"{about}{remedy}.") from error
             skip(who, f"{about}.")
 
@@ -186,22 +190,41 @@ def picture_in(file: Any, name: str) -> Image.Image:
 
 def checked(answer: Any, wanted: int, name: str) -> np.ndarray:
     """What an encoder answered to so many items, as float32 vectors (wanted, D)."""
-    if hasattr(answer, "detach"):
-        answer = answer.detach().float().cpu().numpy()
-    elif isinstance(answer, (list, tuple)) and answer and hasattr(answer[0], "detach"):
-        answer = [one.detach().float().cpu().numpy() for one in answer]
-    try:
-        vectors = np.asarray(answer, np.float32)
-    except (TypeError, ValueError):
+    given, answer = answer, as_array(answer)
+    if answer is None:
         raise InputError(
-            f"the encoder {name} returns {type(answer).__name__}, not an array (items, features); have it return one."
-        ) from None
-    if vectors.ndim != 2 or len(vectors) != wanted or not vectors.shape[1]:
+            f"the encoder {name} returns {type(given).__name__}, not an array (items, features); have it return one."
+        )
+    if answer.ndim != 2 or len(answer) != wanted or not answer.shape[1]:
         raise InputError(
-            f"the encoder {name} returns the shape {vectors.shape} for {wanted} item{'s' * (wanted != 1)}; have it "
+            f"the encoder {name} returns the shape {answer.shape} for {wanted} item{'s' * (wanted != 1)}; have it "
             f"return ({wanted}, features), one vector each."
         )
-    return vectors
+    if answer.dtype.kind not in "biuf":
+        raise InputError(f"the encoder {name} returns {answer.dtype} where numbers belong; have it return real ones.")
+    largest = np.abs(answer.astype(np.float64)).max(1, keepdims=True)
+    beyond = np.isfinite(largest) & ((largest > LARGEST) | (largest < 1 / LARGEST))  # only the direction counts
+    return np.where(beyond, scaled(answer), answer).astype(np.float32) if beyond.any() else answer.astype(np.float32)
+
+
+def as_array(answer: Any) -> np.ndarray | None:
+    """An answer as numpy has it: of tensors and sparse matrices, too, and of what comes item by item."""
+    if isinstance(answer, Iterator):
+        answer = list(answer)
+    if isinstance(answer, (list, tuple)):
+        answer = [_plain_array(one) for one in answer]
+    try:
+        found = np.asarray(_plain_array(answer))
+    except (TypeError, ValueError):  # of several lengths, say
+        return None
+    return None if found.dtype.kind in "OSU" and not found.ndim else found
+
+
+def _plain_array(answer: Any) -> Any:
+    if isinstance(answer, torch.Tensor):
+        dense = answer.detach().cpu().dequantize() if answer.is_quantized else answer.detach().cpu().to_dense()
+        return (dense.float() if dense.dtype in (torch.bfloat16, torch.float16) else dense).resolve_conj().numpy()
+    return answer.toarray() if hasattr(answer, "toarray") else answer  # a sparse matrix of SciPy
 
 
 def encoder_of(given: Any, prepare: Callable[[Any], Any] | None = None) -> Encoder:
@@ -213,11 +236,12 @@ def encoder_of(given: Any, prepare: Callable[[Any], Any] | None = None) -> Encod
         if not is_outside(given):
             raise InputError(f"{given!r} is no encoder; give a function, a module, or my_file.py:function.")
         try:
-            given = find(given)
+            given = find(given, "encoder", "function")
         except UserError as error:
             raise InputError(str(error)) from None
     if isinstance(given, type) or not callable(given):
-        raise InputError(f"an encoder is a function of a list of items, or a module, not {_name(given)}.")
+        what = f"the class {_name(given)}; make one of it" if isinstance(given, type) else f"{_name(given)}; give one"
+        raise InputError(f"an encoder is a function of a list of items, or a module, not {what}.")
     if prepare is not None and not callable(prepare):
         raise InputError(f"prepare is a function of one item, not {type(prepare).__name__}.")
     ask = ModuleAsker(given) if isinstance(given, nn.Module) else given

@@ -42,6 +42,8 @@ FEW = 200
 """Up to so many examples a calibration is refined anew after every change."""
 SAME = 1 - 1e-6
 """Keys whose cosine is larger are of the same picture."""
+ALIKE = 0.999
+"""The cosine of two answers of an encoder to the same item, below which it is said to change them."""
 NOTHING_LEFT = "all classes have been forgotten; add some examples first."
 WRONG_KIND = 0.3
 """The share of pictures of the wrong kind from which on there is a warning."""
@@ -271,7 +273,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             if name.isdecimal() and name in taken:  # a number that this one gave away, too
                 names[place], number = str(number), number + 1
         with mine.unchanged():
-            new_ones = self._new_ones(keys, labels, names)
+            new_ones = self._new_ones(self._repeated(keys, labels, names), names)
             labels, names = [labels[place] for place in new_ones], [names[place] for place in new_ones]
             self._bind(keys[new_ones], labels, names, None if times is None else [times[i] for i in new_ones])
             mine.next_number = max(mine.next_number, number)
@@ -387,19 +389,22 @@ class Classifier(ClassifierMixin, BaseEstimator):
         with self.memory_.unchanged():
             first = self.memory_.next_number
             called = [str(first + place) for place in range(len(keys))] if names is None else list(names)
-            self.check_keys(keys, plain, called)
+            new_ones = self._new_ones(self.check_keys(keys, plain, called), called)
             self._fit_width(keys)
-            self._bind(keys, plain, called, times)
+            new_labels, new_names = [plain[place] for place in new_ones], [called[place] for place in new_ones]
+            self._bind(keys[new_ones], new_labels, new_names, None if times is None else [times[i] for i in new_ones])
         return self
 
-    def check_keys(self, keys: np.ndarray, labels: Sequence[Any], names: Sequence[str]) -> None:
-        """Refuse what `add_keys` would refuse, and change nothing."""
+    def check_keys(self, keys: np.ndarray, labels: Sequence[Any], names: Sequence[str]) -> dict[int, str]:
+        """Refuse what `add_keys` would refuse, and change nothing.
+
+        The places of what it would leave out, since it says nothing new, each with the name of what it repeats.
+        """
         check_is_fitted(self, "memory_")
         if not len(keys) == len(labels) == len(names):
             raise InputError(f"{len(keys)} keys came with {len(labels)} labels and {len(names)} names; give one each.")
         self._check_width(keys)
-        if not self._sight.takes_arrays:
-            self._repeated(keys, labels, names)
+        return self._repeated(keys, labels, names)
 
     # Keeping
 
@@ -562,13 +567,18 @@ class Classifier(ClassifierMixin, BaseEstimator):
             raise InputError(f"{len(inputs)} examples were given with {len(names)} names; give one name each.")
         keys, read = self._encoded(inputs, labels)
         kept = np.flatnonzero(read)
+        if len(kept) and not len(self.memory_):
+            self._ask_again(inputs[kept[0]], keys[0], names[kept[0]])
         labels, names = [labels[int(place)] for place in kept], [names[int(place)] for place in kept]
         there = set(labels)
         for label in new:
             if label not in there and label not in self.memory_.labels:
-                raise InputError(f"none of the examples of {label!r} can be read; give others, or leave it out.")
+                why = next(iter(self.reading_.skipped.values())).removesuffix(".")
+                raise InputError(
+                    f"none of the examples of {label!r} can be read ({why}); give others, or leave it out."
+                )
         self._fit_width(keys)
-        new_ones = self._new_ones(keys, labels, names)
+        new_ones = self._new_ones(self._repeated(keys, labels, names), names)
         keys, kept = keys[new_ones], kept[new_ones]
         labels, names = [labels[place] for place in new_ones], [names[place] for place in new_ones]
         order = {label: place for place, label in enumerate(new)}
@@ -615,39 +625,37 @@ class Classifier(ClassifierMixin, BaseEstimator):
             trimmed = self._stream.trim(memory, list(by_label))
             self._changed(grown=not trimmed)
 
-    def _new_ones(self, keys: np.ndarray, labels: Sequence[Label], names: Sequence[str]) -> list[int]:
-        """The places of what is worth adding: the same picture again, of the same class, says nothing new.
+    def _new_ones(self, repeated: Mapping[int, str], names: Sequence[str]) -> list[int]:
+        """The places of what is worth adding, and a warning about what is not."""
+        if repeated:
+            again = listed([names[place] for place in sorted(repeated)], 3)
+            of = f"{len(repeated)} of {len(names)} {self._sight.item}{'s' * (len(names) > 1)}"
+            warnings.warn(f"{again}: left out, the same as another of its class, {of}.", stacklevel=4)
+        return [place for place in range(len(names)) if place not in repeated]
 
-        Embeddings may well be alike, and where examples fade, one that is seen again counts.
+    def _repeated(self, keys: np.ndarray, labels: Sequence[Label], names: Sequence[str]) -> dict[int, str]:
+        """The places of what was shown before, or is shown twice now, each with the name of what it repeats.
+
+        The same picture again, of the same class, says nothing new; of another class, it is refused. Embeddings may
+        well be alike, and where examples fade, one that is seen again counts.
         """
-        everything = list(range(len(keys)))
         if self._sight.takes_arrays:
-            return everything
-        repeated = self._repeated(keys, labels, names)
-        if not repeated or isinstance(self.memory_, FadingMemory):
-            return everything
-        again = listed([names[place] for place in sorted(repeated)], 3)
-        of = f"{len(repeated)} of {len(keys)} {self._sight.item}{'s' * (len(keys) > 1)}"
-        warnings.warn(f"{again}: left out, the same as another of its class, {of}.", stacklevel=4)
-        return [place for place in everything if place not in repeated]
-
-    def _repeated(self, keys: np.ndarray, labels: Sequence[Label], names: Sequence[str]) -> set[int]:
-        """The places of what was shown before, or is shown twice now; under another name, it is refused."""
+            return {}
         seen: dict[bytes, int] = {}
-        again = set()
+        again: dict[int, str] = {}
         for place, key in enumerate(keys):
             twin = seen.setdefault(hashlib.sha1(key.tobytes(), usedforsecurity=False).digest(), place)
             if labels[twin] != labels[place]:
                 self._contradicted(names[twin], labels[twin], names[place], labels[place])
             if twin != place:
-                again.add(place)
+                again[place] = names[twin]
         memory = self.memory_
         for old, new in self._same(keys):
             label = memory.labels[memory.class_of[old]]
             if label != labels[new]:
                 self._contradicted(memory.names[old], label, names[new], labels[new])
-            again.add(new)
-        return again
+            again[new] = memory.names[old]
+        return {} if isinstance(memory, FadingMemory) else again
 
     def _same(self, keys: np.ndarray) -> Iterator[tuple[int, int]]:
         """Pairs of places, of an example of the memory and of a key that is the same."""
@@ -685,6 +693,20 @@ class Classifier(ClassifierMixin, BaseEstimator):
         _warn(reading, sight, inputs)
         width = self.memory_.width if sight.width is None else sight.width
         return np.concatenate(found) if found else np.empty((0, width), np.float32), read
+
+    def _ask_again(self, one: Any, key: np.ndarray, name: str) -> None:
+        """Warn of an encoder that gives another key when it is asked for one item again: dropout was left on, say."""
+        encoder = self._sight.encoder
+        if encoder is None or encoder.kind != "given" or self.cache is not None:
+            return
+        [(again,)] = [batch.keys for batch in self._sight.encode([one])]
+        if again.shape != key.shape or again @ key < ALIKE:
+            how = f"of width {len(again)}" if again.shape != key.shape else f"whose cosine with it is {again @ key:.2f}"
+            warnings.warn(
+                f"the encoder {encoder.name}, asked again for {name} alone, gives another vector, {how}: its answers "
+                "will vary; switch off what is random in it, or depends on other items (eval mode).",
+                stacklevel=5,
+            )
 
     def _keys(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         check_is_fitted(self, "memory_")

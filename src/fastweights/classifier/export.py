@@ -2,7 +2,7 @@
 
 The graph holds the encoder and the memory: keys, cosines with the class sums, their balance, the softmax, and how
 likely a picture belongs to any of the classes. What is left to the caller is to cut pictures to the model's shape
-(`inputs`).
+(`pixels_of`).
 """
 
 import importlib.util
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.errors import InputError
+from fastweights.classifier.inputs import as_list, batches
 from fastweights.classifier.models import Model
 from fastweights.utils.files import replacing
 
@@ -64,6 +65,13 @@ class Answers(nn.Module):
         lead = best[:, 0] - best[:, -1]
         known = torch.sigmoid(self.known[0] + self.known[1] * best[:, 0] + self.known[2] * lead)
         return torch.softmax(self.scale * similarities, dim=1), known
+
+
+def pixels_of(classifier: Any, pictures: Any) -> np.ndarray:
+    """Pictures as its graph takes them: bytes (n, height, width, channels)."""
+    if classifier._model is None:
+        raise InputError("only classifiers of pictures by one of our models take pixels; prepare yours by yourself.")
+    return np.concatenate([batch.pixels for batch in batches(as_list(pictures), classifier._model.preparation)])
 
 
 def export(classifier: Any, path: Path | str, *, memory: bool = True) -> None:

@@ -240,10 +240,18 @@ class Memory:
 
 
 def unit(keys: np.ndarray) -> np.ndarray:
-    """Keys of length one, in float32; zeros stay zeros."""
-    keys = np.asarray(keys, np.float32)
+    """Keys of length one, in float32, however short or long they were; zeros stay zeros."""
+    keys = scaled(keys).astype(np.float32)
     norms = np.linalg.norm(keys.astype(np.float64), axis=-1, keepdims=True)
     return (keys / np.maximum(norms, 1e-12)).astype(np.float32)
+
+
+def scaled(keys: np.ndarray) -> np.ndarray:
+    """Keys times powers of two, which costs no bit, such that the largest number of each is from 0.5 to 1."""
+    keys = np.asarray(keys)
+    keys = keys if keys.dtype.kind == "f" else keys.astype(np.float64)
+    exponents = np.frexp(np.abs(keys).max(-1, keepdims=True, initial=0))[1]
+    return np.asarray(np.ldexp(keys, -exponents))
 
 
 def listed(labels: Sequence[Label], most: int = 8) -> str:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastweights.classifier import Classifier
+from fastweights.classifier.adapter import is_adapter
 from fastweights.classifier.answers import SURE
 from fastweights.classifier.encoders import UNASKED
 from fastweights.classifier.estimator import Reading
@@ -84,6 +85,10 @@ def learn(
     of_texts = is_texts(examples)
     groups, others = _labelled(examples), None if calibrate is None else _labelled(calibrate)
     seen_by = model if model != "auto" else None if encoder else NAME if of_texts else model
+    if not encoder and is_adapter(seen_by):
+        raise UserError(
+            f"{seen_by} is an adapter, which goes above an encoder; give --encoder my_file.py:function, too."
+        )
     if seen_by == "auto":
         seen_by = kind_of_pictures([picture for pictures in groups.values() for picture in pictures])
         say(f"These look like {seen_by}: using the model {seen_by} (--model chooses another).")
@@ -102,7 +107,8 @@ def learn(
             f"Calibrated on {on.items:,} other {classifier._sight.item}s of these classes, {100 * on.right:.0f} % of "
             f"which are answered rightly, at a mean confidence of {on.confidence:.2f}; strangers: {on.strangers:,}."
         )
-    say(f"Next: fastweights predict {out} {'TEXTS.csv' if of_texts else 'PICTURES/'}")
+    seen_again = f" --encoder {encoder}" if encoder else ""
+    say(f"Next: fastweights predict {out} {'TEXTS.csv' if of_texts else 'PICTURES/'}{seen_again}")
 
 
 def predict(
@@ -257,7 +263,7 @@ def export(
 
     if out.suffix.lower() != ".onnx":
         raise UserError(f"{out} cannot be written: the name of an ONNX graph ends in .onnx.")
-    exported = Classifier.load(classifier, progress=False)
+    exported = Classifier.load(classifier, encoder=UNASKED, progress=False)
     write(exported, out, memory=not no_memory)
     what = "its encoder" if no_memory else f"{len(exported.classes_):,} classes"
     say(f"{out}: {what}, {out.stat().st_size / 1e6:.1f} MB.")

@@ -83,6 +83,11 @@ BEST: dict[str, Changes] = {
         "augment": ("affine",), "weight_decay": 0.01, "label_smoothing": 0.05, "ema_decay": 0.999, "train_way": 20,
         "queries": 10, "train_queries": 5, "tasks_per_step": 32, "steps": 16_000, "validate_every": 64_000,
         "test_tasks": 2_000}),
+    # Not of the paper: built in, and a run takes minutes on one core, for a trial of a cluster.
+    "strokes-*": Changes({
+        "learning_rate": 4e-3, "queries": 3, "tasks_per_step": 4, "steps": 1_500, "validate_every": 2_000,
+        "validation_tasks": 200}),
+    "strokes-*/fwcnn-*": Changes(learner={"filters": 32}),
     "mini-imagenet-*": Changes({
         "augment": ("flip", "crop", "jitter"), "weight_decay": 0.02, "ema_decay": 0.99, "steps": 6_000,
         "validate_every": 32_000, "pretrain_steps": 10_000, "pretrain_batch": 512, "pretrain_optimizer": "sgd",
@@ -129,6 +134,8 @@ OWN: dict[str, Changes] = {
         "learning_rate": 1e-3, "schedule": "halving", "halve_every": 2_000, "tasks_per_step": 1,
         "steps": 30_000}, FOUR_LAYERS),
     "omniglot-*/prototypical-*": Changes({"train_way": 60, "train_queries": 5}),
+    # Their framework's initial weights of 2017, by which distances start smaller.
+    "mini-imagenet-*/prototypical-*": Changes(learner={"uniform_start": True}),
     "mini-imagenet-*-1shot/prototypical-*": Changes({"train_way": 30, "train_queries": 15}),
     "mini-imagenet-*-5shot/prototypical-*": Changes({"train_way": 20, "train_queries": 15}),
     # Finn et al. (2017), appendix A.1; on Omniglot as many queries as examples, by their code.

@@ -22,20 +22,24 @@ def is_outside(name: str) -> bool:
     return ".py:" in name
 
 
-def find(name: str) -> Maker:
+def find(name: str, what: str = "learner", like: str = "MyLearner") -> Maker:
     """What stands behind my_file.py:MyLearner; the file is run, which may register learners."""
     file, _, wanted = name.rpartition(":")
     path = Path(file)
     if not is_outside(name) or not path.is_file():
-        raise UserError(f"{name!r} is no learner in a file; write my_file.py:MyLearner, with a file that exists.")
+        raise UserError(f"{name!r} is no {what} in a file; write my_file.py:{like}, with a file that exists.")
     try:
         module = _run(path.resolve(), path.stat().st_mtime)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends by `sys.exit(main())` would end us, too
         raise UserError(f"{path} cannot be imported ({type(error).__name__}: {error}).") from error
     found = getattr(module, wanted, None)
     if not callable(found):
-        raise unknown(f"class or function in {path} called", wanted, [n for n in vars(module) if not n.startswith("_")])
+        raise unknown(f"class or function in {path} called", wanted, _callables(module))
     return found
+
+
+def _callables(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
 
 
 @functools.cache  # the classes of a file must be the same whenever it is named, until it changes
@@ -64,7 +68,10 @@ def preset_of(found: Maker, vocabulary: int) -> str | None:
 def make(found: Maker, *, item_shape: tuple[int, ...], vocabulary: int, way: int) -> Learner:
     """Call a class or function with whichever of `item_shape`, `vocabulary` and `way` it names."""
     known: dict[str, Any] = {"item_shape": item_shape, "vocabulary": vocabulary, "way": way}
-    parameters = inspect.signature(found).parameters
+    try:
+        parameters = inspect.signature(found).parameters
+    except (TypeError, ValueError):  # a class of Python's own, say
+        raise UserError(f"{found.__name__} is no fastweights.Learner; derive it from that class.") from None
     required = [
         n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]

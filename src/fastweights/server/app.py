@@ -77,6 +77,9 @@ class MemoryOut(BaseModel):
 
 class MemoriesOut(BaseModel):
     memories: list[MemoryOut]
+    unusable: dict[str, str] = Field(
+        default_factory=dict, description="Why, of those that cannot be used: damaged on the disk, say."
+    )
 
 
 class ExampleOut(BaseModel):
@@ -317,16 +320,15 @@ def _memories(service: Service, access: Access) -> APIRouter:
 
 
 def _listed(service: Service, identifiers: list[str] | None) -> MemoriesOut:
-    if identifiers is None:
-        return MemoriesOut(memories=[service.shown(kept) for kept in service.store.all()])
-    found = []
-    for identifier in identifiers[: service.limits.inputs]:
+    wanted = service.store.identifiers() if identifiers is None else identifiers[: service.limits.inputs]
+    found, unusable = [], {}
+    for identifier in wanted:
         try:
             found.append(service.one(identifier))
         except Refusal as refusal:
             if refusal.status != 404:
-                raise
-    return MemoriesOut(memories=found)
+                unusable[identifier] = str(refusal)
+    return MemoriesOut(memories=found, unusable=unusable)
 
 
 def _examples(service: Service) -> APIRouter:
@@ -352,10 +354,10 @@ def _examples(service: Service) -> APIRouter:
             inputs, said = inputs_of(body, limits)
             if name and len(inputs) == 1:
                 inputs = replace(inputs, names=[file_name(name, limits)])
-            rows = memories.add(memory, named(said if label is None else label, limits), inputs)
+            numbers = memories.add(memory, named(said if label is None else label, limits), inputs)
             now = memories.find(memory).memory
             return AddedOut(
-                examples=[row.number for row in rows],
+                examples=numbers,
                 classes=now.classes,
                 undoable=store.undoable(memory),
             )

@@ -177,24 +177,27 @@ class Memories:
 
     # Changing
 
-    def add(self, memory: str, label: str, inputs: Inputs) -> list[Row]:
-        """Show examples of a class, new or known."""
+    def add(self, memory: str, label: str, inputs: Inputs) -> list[int]:
+        """Show examples of a class, new or known, and be told their numbers; what is there is not added again."""
         taught = self.find(memory)
         keyed = taught.seer.see(inputs)
         names = inputs.names or [""] * len(inputs)
         when = None if taught.kept.stream.half_life is None else time.time()
-        new = [New(label, n, k, p, when) for n, k, p in zip(names, keyed.keys, keyed.pictures, strict=True)]
+        shown = [New(label, n, k, p, when) for n, k, p in zip(names, keyed.keys, keyed.pictures, strict=True)]
         with self.store.turn:
             taught = self.find(memory)
             self._check_width(taught, keyed.keys)
-            _check_contradictions(taught, label, keyed)
+            repeats = _checked_repeats(taught, label, keyed)
+            new = [place for place in range(len(shown)) if place not in repeats]
             known, width = taught.memory, keyed.keys.shape[1]
             self._check_room(known.classes + (label not in known.labels), len(known) + len(new), width)
             most, first = taught.kept.stream.limit_of(label), None if known.width else width
-            rows = self.store.add(memory, new, self.limits.undo, width=first, most=most)
-            taught.learn(rows, keyed.keys)
-            self._make_room()
-            return rows
+            rows = []
+            if new:
+                rows = self.store.add(memory, [shown[i] for i in new], self.limits.undo, width=first, most=most)
+                taught.learn(rows, keyed.keys[new])
+                self._make_room()
+            return _numbers(len(shown), dict(zip(new, rows, strict=True)), repeats)
 
     def forget(self, memory: str, *, label: str | None = None, number: int | None = None) -> int:
         with self.store.turn:
@@ -277,14 +280,31 @@ class Memories:
             raise Refusal(409, f"A memory has room for {most}; make another, or forget some.")
 
 
-def _check_contradictions(taught: Taught, label: str, keyed: Keyed) -> None:
-    """Refuse blank pictures, and those that were shown under another name: nothing can be learnt from them."""
+def _checked_repeats(taught: Taught, label: str, keyed: Keyed) -> dict[int, str]:
+    """The places of inputs that were shown before, each with the name of the example or of the input that it repeats.
+
+    Blank pictures are refused, and those that were shown under another name: nothing can be learnt from them.
+    """
     if BLANK in keyed.notes:
         raise Refusal(422, f"{BLANK} Draw something first.")
+    count = len(keyed.keys)
     try:
-        taught.classifier.check_keys(keyed.keys, [label] * len(keyed.keys), [""] * len(keyed.keys))
+        return taught.classifier.check_keys(keyed.keys, [label] * count, [_input(place) for place in range(count)])
     except Contradiction as error:
         raise Refusal(409, f"The same was shown as {str(error.known)!r}; forget that one first.") from None
+
+
+def _numbers(count: int, added: Mapping[int, Row], repeats: Mapping[int, str]) -> list[int]:
+    """The number of the example of each of so many inputs: one that was added, or the one that it repeats."""
+    numbers = {_input(place): row.number for place, row in added.items()}
+    for place, name in sorted(repeats.items()):  # what repeats another input comes after it
+        numbers[_input(place)] = numbers[name] if name in numbers else int(name)
+    return [numbers[_input(place)] for place in range(count)]
+
+
+def _input(place: int) -> str:
+    """What an input is called that is no example yet; those go by their numbers."""
+    return f"input {place}"
 
 
 def _chosen(stream: Stream) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Every rank draws the same tasks and takes its slice of them, gradients are avera
 """
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -70,6 +71,8 @@ def join(device: torch.device) -> tuple[Ranks, torch.device]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
+    # Of filters for one colour, whose strides can be written in two ways; nothing is copied that need not be.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return Ranks(dist.get_rank(), dist.get_world_size()), device
