@@ -106,6 +106,19 @@ def test_a_layer_looks_back_only(layer: SequenceLayer) -> None:
     torch.testing.assert_close(layer.read_next(x[:, 8:], past), before[:, 8:])
 
 
+@pytest.mark.parametrize(
+    "layer", [CausalAttention(7, 6, 5), *(TemporalConvolution(7, 5, dilation) for dilation in (1, 2, 8, 16))]
+)
+def test_queries_read_with_a_sequence_are_those_that_come_next(layer: SequenceLayer) -> None:
+    sequence, queries = torch.randn(2, 6, 7), torch.randn(2, 3, 7)
+    expected, past = layer.read_past(sequence)
+    found, same = layer.read_past(torch.cat([sequence, queries], dim=1), queries=3)
+    torch.testing.assert_close(found[:, :6], expected)
+    torch.testing.assert_close(found[:, 6:], layer.read_next(queries, past))
+    for name, tensor in past.items():
+        torch.testing.assert_close(same[name], tensor)
+
+
 @pytest.mark.parametrize(("length", "dilations"), [(6, [1, 2, 4]), (8, [1, 2, 4]), (9, [1, 2, 4, 8]), (2, [1])])
 def test_convolutions_reach_over_the_whole_sequence_and_miss_no_element(length: int, dilations: list[int]) -> None:
     layers = [layer for layer in sequence_layers(3, 4, length) if isinstance(layer, TemporalConvolution)]

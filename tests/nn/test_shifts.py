@@ -46,7 +46,7 @@ def test_neurons_under_a_leaky_relu_come_in_two_kinds(slope: float) -> None:
     shift_map, a, error = ShiftMap(6, 5), torch.randn(2, 3, 4, 5, requires_grad=True), torch.randn(2, 3, 6)
     (derivative,) = torch.autograd.grad(F.leaky_relu(a, slope).sum(), a)
     expected = shift_map(direct_feedback(derivative, error))
-    torch.testing.assert_close(leaky_feedback_shifts(shift_map, a > 0, error, slope), expected)
+    torch.testing.assert_close(leaky_feedback_shifts(shift_map, [a > 0], error, slope)[0], expected)
 
 
 def test_gradients_are_mapped_one_by_one_by_logarithm_and_sign() -> None:

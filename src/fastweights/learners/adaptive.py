@@ -227,12 +227,10 @@ class Adaptive(Learner):
             seen, logits = self._unshifted(x.requires_grad_() if x.is_leaf else x)
             loss = F.cross_entropy(logits, targets.flatten().clone(), reduction="sum")
             found = torch.autograd.grad(loss, [*seen, logits], create_graph=wanted and not self.first_order)
-        maps = [self._map_errors] + [self._map_gradients] * len(seen)
-        output, *hidden = (
-            mapped(at_least_float32(gradient).unflatten(0, targets.shape))
-            for mapped, gradient in zip(maps, (found[-1], *found[:-1]), strict=True)
+        *hidden, error = found
+        return self._map_gradients(targets, hidden), self._map_errors(
+            at_least_float32(error).unflatten(0, targets.shape)
         )
-        return hidden, output
 
     def _unshifted(self, x: Tensor) -> tuple[list[Tensor], Tensor]:
         """The pre-activations of all shifted hidden layers, and the logits, of slow weights alone."""
@@ -260,11 +258,15 @@ class Adaptive(Learner):
 
     @full_precision
     def _map_feedback(self, error: Tensor, active: Sequence[Tensor]) -> list[Tensor]:
-        return [leaky_feedback_shifts(self.hidden_map, each, error, self.slope) for each in active]
+        return leaky_feedback_shifts(self.hidden_map, active, error, self.slope)
 
     @full_precision
-    def _map_gradients(self, gradient: Tensor) -> Tensor:
-        return self.hidden_map(gradient)
+    def _map_gradients(self, targets: Tensor, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The shifts (T, n, *U) of all hidden layers from gradients (T n, *U), in one go."""
+        flat = [at_least_float32(gradient).flatten(1) for gradient in gradients]
+        shifts = self.hidden_map(torch.cat(flat, dim=1)).split([each.shape[1] for each in flat], dim=1)
+        shapes = [(*targets.shape, *gradient.shape[1:]) for gradient in gradients]
+        return [shift.reshape(shape) for shift, shape in zip(shifts, shapes, strict=True)]
 
     @full_precision
     def _map_errors(self, error: Tensor) -> Tensor:

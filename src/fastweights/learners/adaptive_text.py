@@ -13,8 +13,7 @@ authors is known. Our readings for the LSTM; `adaptive` has those for what is ab
 - Sizes and training are those of the Hebbian paper, which quotes these systems' numbers: 200 units for one shot, 300
   for more, Adam at 1e-3.
 
-The LSTMs of adaLSTM are computed word by word in plain operations: the vendor's has no place for a shift and, unlike
-these, cannot be captured in a CUDA graph.
+The LSTMs of adaLSTM are computed word by word (`nn.recurrence`): the vendor's has no place for a shift.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from fastweights.learners.slots import add_slots, bound_logits, draw_slots
 from fastweights.nn.encoders import twin
 from fastweights.nn.encoders.lstm import LSTM, pick
 from fastweights.nn.init import Shapes, he_init
+from fastweights.nn.recurrence import lstm_layer
 from fastweights.nn.shifts import (
     SIMILARITIES,
     GradientMap,
@@ -110,16 +110,8 @@ def unroll(stack: nn.LSTM, words: Tensor, shifts: Sequence[Tensor] | None = None
             dropout = F.dropout(torch.ones_like(inputs), stack.dropout, stack.training)
             inputs = inputs * dropout
         shift = None if shifts is None else shifts[layer].tanh()
-        hidden = cell = words.new_zeros(len(words), stack.hidden_size)
-        hiddens, cells = [], []
-        for step in F.linear(inputs, w, b).unbind():
-            entry, keep, candidate, out = torch.addmm(step, hidden, u.mT).chunk(4, -1)
-            cell = torch.addcmul(keep.sigmoid() * cell, entry.sigmoid(), candidate.tanh())
-            hidden = out.sigmoid() * (cell.tanh() if shift is None else cell.tanh() + shift)
-            hiddens.append(hidden)
-            cells.append(cell)
-        outputs = torch.stack(hiddens)
-        sentences_first = (x.transpose(0, 1) if x.dim() else x for x in (inputs, outputs, torch.stack(cells), dropout))
+        outputs, cells = lstm_layer(F.linear(inputs, w, b), u, shift)
+        sentences_first = (x.transpose(0, 1) if x.dim() else x for x in (inputs, outputs, cells, dropout))
         layers.append(Unrolled(*sentences_first))
         inputs = outputs
     return layers

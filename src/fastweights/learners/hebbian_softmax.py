@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -69,23 +70,22 @@ class HebbianSoftmax(KeyLearner):
         one_hots = F.one_hot(labels, way).to(keys.dtype)
         counts = one_hots.sum(1)
         weights = means = memory.write_sums(keys, one_hots) / counts.clamp(min=1).unsqueeze(-1)
+        scaled, absent = keys / math.sqrt(keys.shape[-1]), counts == 0
         for presentation in range(2, self.presentations + 1):
-            errors = class_logits(weights, counts, keys).softmax(-1) - one_hots
-            gradient = errors.mT @ keys / math.sqrt(keys.shape[-1])
-            mixing = self.mixing(presentation)
-            weights = mixing * means + (1 - mixing) * (weights - self.rate * gradient)
+            errors = class_logits(weights, absent, scaled).softmax(-1) - one_hots
+            learned = torch.baddbmm(weights, errors.mT, scaled, alpha=-self.rate)
+            weights = learned.lerp(means, self.mixing(presentation))
         return {"weights": weights, "counts": counts}
 
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
-        return class_logits(state["weights"], state["counts"], queries)
+        return class_logits(state["weights"], state["counts"] == 0, queries / math.sqrt(queries.shape[-1]))
 
     def mixing(self, presentation: int) -> float:
         """The share of memorised activations."""
         return max(1 / presentation, self.least_mixing) if presentation < self.mixing_limit else 0.0
 
 
-def class_logits(weights: Tensor, counts: Tensor, keys: Tensor) -> Tensor:
-    """The logits (T, n, N) of keys (T, n, D) by a softmax layer (T, N, D) of classes that have examples or not."""
-    logits = keys @ weights.mT / math.sqrt(keys.shape[-1])
-    return logits.masked_fill((counts == 0).unsqueeze(1), UNSEEN)
+def class_logits(weights: Tensor, absent: Tensor, scaled: Tensor) -> Tensor:
+    """The logits (T, n, N) of scaled keys (T, n, D) by a softmax layer (T, N, D); some classes may be absent (T, N)."""
+    return (scaled @ weights.mT).masked_fill(absent.unsqueeze(1), UNSEEN)

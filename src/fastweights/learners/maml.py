@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fastweights.kernels.per_task import convolve, normalise
+from fastweights.kernels.per_task import convolve
 from fastweights.learners.base import Learner
 from fastweights.learners.checks import State, check_labels, check_way, count_classes
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import bound_logits, draw_slots
+from fastweights.nn.batch_statistics import normalise_by_batch
 from fastweights.nn.init import Shapes, he_init
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import at_least_float32, check_precise, full_precision
@@ -87,6 +88,29 @@ class AdaptedNetwork(Learner):
         """What is kept of tasks: items (T, n, *item) with labels (T, n), bound to output units (T, N)."""
         raise NotImplementedError
 
+    @property
+    def start(self) -> Tensor:
+        """The weights from which tasks start, end to end: (P)."""
+        return torch.cat([parameter.flatten() for parameter in self.network.parameters()])
+
+    def by_name(self, weights: Tensor) -> Parameters:
+        """Weights (..., P) as the parameters of the network."""
+        names, parameters = zip(*self.network.named_parameters(), strict=True)
+        pieces = weights.split([parameter.numel() for parameter in parameters], dim=-1)
+        shapes = [(*weights.shape[:-1], *parameter.shape) for parameter in parameters]
+        return {name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)}
+
+    def call(self, parameters: Parameters, x: Tensor) -> Tensor:
+        """The logits (n, C) of items (n, *item) by the network of one task."""
+        output = functional_call(self.network, parameters, (x,))
+        assert isinstance(output, Tensor)
+        return output
+
+    def loss(self, weights: Tensor, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
+        """The mean cross-entropy of items (n, *item) with labels (n) by a network with these weights (P)."""
+        bound = self.call(self.by_name(weights), x).gather(1, slots.expand(len(x), -1))
+        return -bound.log_softmax(1).gather(1, y.unsqueeze(1)).mean()
+
 
 @register("maml", PRESETS)
 class MAML(AdaptedNetwork):
@@ -106,35 +130,26 @@ class MAML(AdaptedNetwork):
         return {"inner_steps": 5, "inner_rate": 0.01} if max(item_shape) > 32 else {"inner_steps": 1, "inner_rate": 0.4}
 
     def adapted(self, x: Tensor, y: Tensor, slots: Tensor) -> dict[str, Tensor]:
-        return vmap(self.adapt, randomness="different")(x, y, slots)
+        weights = vmap(self.adapt, (None, 0, 0, 0), randomness="different")(self.start, x, y, slots)
+        return self.by_name(weights)
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         self.check_items(query_x)
         self.check_state(state, query_x)
         parameters = {name: tensor for name, tensor in state.items() if name != "slots"}
-        logits = vmap(self._call, randomness="different")(parameters, query_x)
+        logits = vmap(self.call, randomness="different")(parameters, query_x)
         return bound_logits(logits, state["slots"])
 
     @property
     def state_shapes(self) -> Shapes:
         return {"slots": (None,), **{name: tuple(p.shape) for name, p in self.network.named_parameters()}}
 
-    def adapt(self, x: Tensor, y: Tensor, slots: Tensor) -> Parameters:
-        """The parameters that suit one task: items (n, *item) with labels (n), bound to output units (N)."""
-        parameters: Parameters = dict(self.network.named_parameters())
+    def adapt(self, weights: Tensor, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
+        """The weights (P) that suit one task: items (n, *item) with labels (n), bound to output units (N)."""
         for _ in range(self.inner_steps if self.training else self.test_steps or self.inner_steps):
-            steps = grad(self._loss)(parameters, x, y, slots)
-            for name, step in steps.items():
-                parameters[name] = parameters[name] - self.inner_rate * (step.detach() if self.first_order else step)
-        return parameters
-
-    def _loss(self, parameters: Parameters, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
-        return F.cross_entropy(self._call(parameters, x)[:, slots], y)
-
-    def _call(self, parameters: Parameters, x: Tensor) -> Tensor:
-        output = functional_call(self.network, parameters, (x,))
-        assert isinstance(output, Tensor)
-        return output
+            step = grad(self.loss)(weights, x, y, slots)
+            weights = weights.sub(step.detach() if self.first_order else step, alpha=self.inner_rate)
+        return weights
 
 
 class Classifier(nn.Module):
@@ -153,10 +168,7 @@ class Classifier(nn.Module):
 
 
 class _BatchStatistics(nn.Module):
-    """Batch norm by the statistics of the current batch, always.
-
-    In elementary operations: differentiated twice under `vmap`, torch's own batch norm gives silently wrong gradients.
-    """
+    """Batch norm by the statistics of the current batch, always."""
 
     by_batch = True
 
@@ -165,12 +177,7 @@ class _BatchStatistics(nn.Module):
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda:
-            return normalise(x, self.weight, self.bias, self.eps)
-        precise = at_least_float32(x)
-        variance, mean = torch.var_mean(precise, (0, 2, 3), correction=0, keepdim=True)
-        scale = self.weight.view(-1, 1, 1) * torch.rsqrt(variance + self.eps)
-        return ((precise - mean) * scale + self.bias.view(-1, 1, 1)).to(x.dtype)
+        return normalise_by_batch(x, self.weight, self.bias, self.eps)
 
 
 class _OwnFilters(nn.Module):

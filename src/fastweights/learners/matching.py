@@ -25,6 +25,7 @@ from fastweights.learners.checks import State
 from fastweights.learners.examples import ExampleLearner
 from fastweights.learners.registry import Preset, register
 from fastweights.nn.init import Shapes
+from fastweights.nn.recurrence import lstm_layer
 from fastweights.utils.precision import full_precision
 from fastweights.utils.settings import Settings, option
 
@@ -108,12 +109,8 @@ class ContextMatching(KeyLearner):
 
 def run(cell: nn.LSTMCell, inputs: Tensor) -> Tensor:
     """The outputs (T, n, D) of an LSTM that reads inputs (T, n, D)."""
-    states = None
-    outputs = []
-    for x in inputs.unbind(1):
-        states = cell(x, states)
-        outputs.append(states[0])
-    return torch.stack(outputs, dim=1)
+    to_gates = F.linear(inputs.transpose(0, 1), cell.weight_ih, cell.bias_ih + cell.bias_hh)
+    return lstm_layer(to_gates, cell.weight_hh)[0].transpose(0, 1)
 
 
 def attention_on_classes(state: State, queries: Tensor, scale: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from fastweights.learners.checks import State
@@ -65,7 +65,6 @@ class MetaLSTM(AdaptedNetwork):
         super().__init__(encoder, slots)
         s = MetaLSTMSettings(**options)
         self.inner_steps, self.optimiser = s.inner_steps, LearnedOptimiser(s.hidden)
-        self.shapes = {name: p.shape for name, p in self.network.named_parameters()}
 
     @classmethod
     def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
@@ -78,34 +77,22 @@ class MetaLSTM(AdaptedNetwork):
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         self.check_items(query_x)
         self.check_state(state, query_x)
-        logits = vmap(self._call, randomness="different")(state["weights"], query_x)
+        logits = vmap(self.call, randomness="different")(self.by_name(state["weights"]), query_x)
         return bound_logits(logits, state["slots"])
 
     @property
     def state_shapes(self) -> Shapes:
-        return {"slots": (None,), "weights": (sum(shape.numel() for shape in self.shapes.values()),)}
+        return {"slots": (None,), "weights": (sum(p.numel() for p in self.network.parameters()),)}
 
     def adapt(self, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
         """The weights (T, P) that suit tasks: items (T, n, *item) with labels (T, n), bound to output units (T, N)."""
-        start = torch.cat([parameter.flatten() for parameter in self.network.parameters()])
-        weights, memory = start.expand(len(x), -1), None
-        by_task = vmap(grad_and_value(self._loss), randomness="different")
+        weights, memory = self.start.expand(len(x), -1), None
+        by_task = vmap(grad_and_value(self.loss), randomness="different")
         for _ in range(self.inner_steps):
             with torch.no_grad():
                 gradients, losses = by_task(weights.detach(), x, y, slots)
             weights, memory = self.optimiser(weights, gradients, losses, memory)
         return weights
-
-    def _loss(self, weights: Tensor, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
-        return F.cross_entropy(self._call(weights, x)[:, slots], y)
-
-    def _call(self, weights: Tensor, x: Tensor) -> Tensor:
-        """The logits (n, C) of items (n, *item) by a network with these weights (P)."""
-        pieces = weights.split([shape.numel() for shape in self.shapes.values()])
-        parameters = {name: w.view(shape) for (name, shape), w in zip(self.shapes.items(), pieces, strict=True)}
-        output = functional_call(self.network, parameters, (x,))
-        assert isinstance(output, Tensor)
-        return output
 
 
 Memory = tuple[Tensor, Tensor, Tensor]
@@ -128,12 +115,17 @@ class LearnedOptimiser(nn.Module):
     def forward(
         self, weights: Tensor, gradients: Tensor, losses: Tensor, memory: Memory | None
     ) -> tuple[Tensor, Memory]:
-        of_loss = log_and_sign(losses, LOG_RANGE).unsqueeze(1).expand(-1, weights.shape[1], -1)
-        seen = torch.cat([log_and_sign(gradients, LOG_RANGE), of_loss], dim=-1).flatten(0, 1)
+        features = log_and_sign(torch.cat([gradients, losses.unsqueeze(1)], dim=1), LOG_RANGE)
+        of_gradients, of_loss = features[:, :-1], features[:, -1:].expand(-1, weights.shape[1], -1)
+        seen = torch.cat([of_gradients, of_loss], dim=-1).flatten(0, 1)
         output, cell = self.lstm(seen, None if memory is None else memory[:2])
         last = weights.new_zeros(*weights.shape, 2) if memory is None else memory[2]
-        by_output, by_weight, by_last = self.gates.weight.split([self.hidden, 1, 1], dim=1)
-        scores = F.linear(output, by_output, self.gates.bias).view_as(last)
-        gates = torch.sigmoid(scores + weights.unsqueeze(-1) * by_weight.squeeze(1) + last * by_last.squeeze(1))
+        seen_by_gates = torch.cat([output.view(*weights.shape, -1), weights.unsqueeze(-1), last], dim=-1)
+        gates = F.linear(seen_by_gates, self._weights_of_gates(), self.gates.bias).sigmoid()
         forget, admit = gates.unbind(-1)
-        return forget * weights - admit * gradients, (output, cell, gates)
+        return torch.addcmul(forget * weights, admit, gradients, value=-1), (output, cell, gates)
+
+    def _weights_of_gates(self) -> Tensor:
+        """By [h, w, last forget gate, last input gate], of which each gate sees its own last value alone."""
+        by_others, by_last = self.gates.weight.tensor_split((-1,), dim=1)
+        return torch.cat([by_others, by_last.squeeze(1).diag_embed()], dim=1)

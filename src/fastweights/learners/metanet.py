@@ -23,12 +23,13 @@ bias, one MLP and one LSTM of 20 units serve the convolutions and others the lay
 loss is cross-entropy. Our choices: support and queries of all tasks are normalised together; meta-networks have leaky
 ReLUs and start with small outputs, since fast weights of unit size drown the slow ones; losses are over all slots.
 
-**All at once.** A gradient is the product of a layer's input and the error at its output, for every example: no loop
-over examples or tasks, and no autograd. A convolution is a product of filters and the neighbourhoods of pixels, so that
-every query can have filters of its own. W* of the upper layers is never formed: the answers of all W*_i are mixed.
+**All at once.** A gradient is the product of a layer's input and the error at its output, for every example and in both
+networks: no loop over examples or tasks, and no autograd. A convolution is a product of filters and the neighbourhoods
+of pixels, so that every query can have filters of its own. W* of the upper layers is never formed: the answers of all
+W*_i are mixed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import bound_logits, draw_slots
 from fastweights.nn.encoders import CNN, twin
 from fastweights.nn.init import SLOPE, Shapes, he_init
+from fastweights.nn.recurrence import lstm_layer
 from fastweights.nn.rules import Gradient, log_and_sign
 from fastweights.nn.shifts import attend, output_error
 from fastweights.tasks.episodes import Episode
@@ -92,20 +94,23 @@ class MetaNet(Learner):
         self.check_items(support_x)
         check_labels(support_x, support_y)
         way = count_classes(support_y, way)
-        return self.write(self.base.lower(support_x), self.key.lower(support_x), support_y, way)
+        key = self.key.lower(support_x)
+        fast = self.write(self.base.lower(support_x), key, support_y, way)
+        return {**fast, "keys": self.keys(fast, key)}
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         self.check_items(query_x)
         self.check_state(state, query_x)
-        return self.answer(state, self.base.lower(query_x), self.key.lower(query_x))
+        return self.answer(state, self.base.lower(query_x), self.keys(state, self.key.lower(query_x)))
 
     def forward(self, episode: Episode) -> Tensor:
-        """Both phases with one pass of each network's slow layers: in training batch norm sees all items together."""
+        """Both phases with one pass of all but the base learner's fast layers: batch norm sees all items together."""
         described = episode.support_x.shape[1]
         items = torch.cat([episode.support_x, episode.query_x], dim=1)
         base, key = self.base.lower(items), self.key.lower(items)
-        state = self.write(base[:, :described], key[:, :described], episode.support_y, episode.way)
-        return self.answer(state, base[:, described:], key[:, described:])
+        fast = self.write(base[:, :described], key[:, :described], episode.support_y, episode.way)
+        keys = self.keys(fast, key)
+        return self.answer({**fast, "keys": keys[:, :described]}, base[:, described:], keys[:, described:])
 
     @property
     def state_shapes(self) -> Shapes:
@@ -115,34 +120,42 @@ class MetaNet(Learner):
 
     @full_precision
     def write(self, base: Tensor, key: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
-        """A state of support examples with labels (T, n), as the slow layers of both networks see them (T, n, ...)."""
+        """Slots and fast weights of support examples with labels (T, n), as both networks' slow layers see them."""
         check_way(way, self.slots)
         slots = draw_slots(len(labels), way, self.slots, labels.device, shuffled=self.training)
-        targets = slots.gather(1, labels)
-        example_level = by_kind(self.example_maps, self.base.gradients(base, targets))
-        parts = {name: self._by_parts(g) for name, g in self.key.gradients(key, targets).items() if name != OUTPUT}
+        gradients = example_gradients([self.base, self.key], [base, key], slots.gather(1, labels))
+        example_level = by_kind(self.example_maps, {name: of_base for name, (of_base, _) in gradients.items()})
+        parts = {name: self._by_parts(of_key) for name, (_, of_key) in gradients.items() if name != OUTPUT}
         task_level = by_kind(self.task_maps, parts)
         return {
             "slots": slots,
-            "keys": self.key.keys(key, task_level),
             **{f"base.{name}": weight for name, weight in example_level.items()},
             **{f"key.{name}": weight for name, weight in task_level.items()},
         }
 
     @full_precision
-    def answer(self, state: State, base: Tensor, key: Tensor) -> Tensor:
-        """Logits (T, q, N) of queries as the slow layers of both networks see them (T, q, ...)."""
-        example_level, task_level = (_named(state, prefix) for prefix in ("base.", "key."))
-        attention = attend(self.key.keys(key, task_level), state["keys"], "cosine")
-        return bound_logits(self.base.logits(base, example_level, attention), state["slots"])
+    def keys(self, state: State, key: Tensor) -> Tensor:
+        """The keys (T, m, width) of items, as the slow layers of the key network see them (T, m, ...)."""
+        return self.key.keys(key, _named(state, "key."))
+
+    @full_precision
+    def answer(self, state: State, base: Tensor, keys: Tensor) -> Tensor:
+        """Logits (T, q, N) of queries, as the slow layers of the base learner see them (T, q, ...), with their keys."""
+        attention = attend(keys, state["keys"], "cosine")
+        return bound_logits(self.base.logits(base, _named(state, "base."), attention), state["slots"])
 
     def _by_parts(self, gradients: Tensor) -> Tensor:
         """The gradients of examples (T, n, ...) averaged over each part of the support set: (T, parts, ...).
 
         As in the authors' code, parts are of equal size, except the last where they do not add up.
         """
-        size = max(1, gradients.shape[1] // self.parts)
-        return torch.stack([part.mean(1) for part in gradients.split(size, dim=1)], dim=1)
+        examples = gradients.shape[1]
+        size = max(1, examples // self.parts)
+        if size == 1:
+            return gradients
+        whole, rest = gradients.split([examples - examples % size, examples % size], dim=1)
+        means = whole.unflatten(1, (-1, size)).mean(2)
+        return torch.cat([means, rest.mean(1, keepdim=True)], dim=1) if rest.shape[1] else means
 
 
 class _Network(nn.Module):
@@ -172,60 +185,67 @@ class _Network(nn.Module):
             lower = self.encoder(items)
         return at_least_float32(lower).to(self.hidden.weight.dtype).unflatten(0, x.shape[:2])
 
-    @torch.no_grad()
-    def gradients(self, x: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The gradient of each example's cross-entropy by the slow weights: (T, n, outputs, inputs) for each layer.
-
-        By the chain rule: d is the gradient at a layer's output, then at its pre-activation.
-        """
-        slow = {name: at_least_float32(weight) for name, weight in self.weights.items()}
-        seen, found = {}, {}
-        for name in map(str, self.fast_layers):
-            columns, size = neighbourhoods(x), x.shape[-2:]
-            a = slow[name] @ columns
-            x, places = _pool(F.leaky_relu(a, self.slope).unflatten(-1, size))
-            seen[name] = columns, a, places, size
-        x, top = x.flatten(2), x.shape[2:]
-        a = x @ slow[HIDDEN].mT
-        h = F.leaky_relu(a, self.slope)
-        d = output_error(h @ slow[OUTPUT].mT, targets)
-        found[OUTPUT] = outer(d, h)
-        d = (d @ slow[OUTPUT]) * self._derivative(a)
-        found[HIDDEN] = outer(d, x)
-        d = (d @ slow[HIDDEN]).unflatten(-1, top)
-        for name, (columns, a, places, size) in reversed(seen.items()):
-            d = torch.zeros_like(a).scatter(-1, places, d.flatten(-2)) * self._derivative(a)
-            found[name] = d @ columns.mT
-            d = scattered(d.unflatten(-1, size), slow[name])
-        return {name: found[name] for name in slow}
-
     def keys(self, x: Tensor, fast: Mapping[str, Tensor]) -> Tensor:
         """The fully connected layer's output (T, m, width) with fast weights of each task's own."""
-        for layer in self.fast_layers:
-            x = self._convolve(x, layer, fast[str(layer)].unsqueeze(1))
+        slow = self.weights
+        for layer in map(str, self.fast_layers):
+            x = self._convolve(x, slow[layer], fast[layer].unsqueeze(1))
         x = x.flatten(2)
         return self.hidden(x) + x @ fast[HIDDEN].mT
 
     def logits(self, x: Tensor, memory: Mapping[str, Tensor], attention: Tensor) -> Tensor:
         """Logits (T, q, C) with fast weights of each query's own, by its attention (T, q, n) to those in memory."""
-        for layer in self.fast_layers:
-            stored = memory[str(layer)]
-            x = self._convolve(x, layer, (attention @ stored.flatten(2)).unflatten(2, stored.shape[2:]))
+        slow = self.weights
+        for layer in map(str, self.fast_layers):
+            mixed_filters = (attention @ memory[layer].flatten(2)).unflatten(2, slow[layer].shape)
+            x = self._convolve(x, slow[layer], mixed_filters)
         x = x.flatten(2)
         fast = mixed(x, memory[HIDDEN], attention)
         x = F.leaky_relu(self.hidden(x), self.slope) + F.leaky_relu(fast, self.slope)
         return self.output(x) + mixed(x, memory[OUTPUT], attention)
 
-    def _convolve(self, x: Tensor, layer: int, fast: Tensor) -> Tensor:
-        """A convolution of x (T, m, D, H, W) with slow and fast filters (T, m or 1, F, 9 D), activated and pooled."""
-        slow = at_least_float32(self.weights[str(layer)])
-        tasks, items = x.shape[:2]
-        filters = torch.cat([each.expand(tasks, items, *slow.shape) for each in (slow, fast)], dim=2)
-        paths = F.leaky_relu(filters @ neighbourhoods(x), self.slope).chunk(2, dim=2)
-        return _pool((paths[0] + paths[1]).unflatten(-1, x.shape[-2:]))[0]
+    def _convolve(self, x: Tensor, slow: Tensor, fast: Tensor) -> Tensor:
+        """x (T, m, D, H, W) convolved with slow (F, 9 D) and fast (T, m or 1, F, 9 D) filters, activated and pooled."""
+        filters = torch.cat([at_least_float32(slow).expand_as(fast), fast], dim=2)
+        paths = F.leaky_relu(filters @ neighbourhoods(x), self.slope).unflatten(2, (2, -1))
+        return _pool(paths.sum(2).unflatten(-1, x.shape[-2:]))[0]
 
-    def _derivative(self, a: Tensor) -> Tensor:
-        return torch.where(a > 0, 1.0, self.slope).to(a.dtype)
+
+@torch.no_grad()
+def example_gradients(networks: Sequence[_Network], inputs: Sequence[Tensor], targets: Tensor) -> dict[str, Tensor]:
+    """The gradient of each example's cross-entropy by the slow weights of networks of one architecture.
+
+    Inputs are what their layers without fast weights make of the examples, (T, n, ...) for each network. Gradients are
+    (networks, T, n, outputs, inputs) for each layer, by the chain rule: d is the gradient at a layer's output, then at
+    its pre-activation. Tasks and examples are one dimension until the end.
+    """
+    each, slope = [network.weights for network in networks], networks[0].slope
+    slow = {name: at_least_float32(torch.stack([weights[name] for weights in each])) for name in each[0]}
+    x = torch.stack([one.flatten(0, 1) for one in inputs])
+    seen, found = {}, {}
+    for name in map(str, networks[0].fast_layers):
+        columns, size = neighbourhoods(x), x.shape[-2:]
+        a = slow[name].unsqueeze(1) @ columns
+        x, places = _pool(F.leaky_relu(a, slope).unflatten(-1, size))
+        seen[name] = columns, a, places, size
+    x, top = x.flatten(2), x.shape[2:]
+    a = x @ slow[HIDDEN].mT
+    h = F.leaky_relu(a, slope)
+    d = output_error(h @ slow[OUTPUT].mT, targets.flatten().expand(len(networks), -1))
+    found[OUTPUT] = outer(d, h)
+    d = _before_activation(d @ slow[OUTPUT], a, slope)
+    found[HIDDEN] = outer(d, x)
+    d = (d @ slow[HIDDEN]).unflatten(-1, top)
+    for name, (columns, a, places, size) in reversed(seen.items()):
+        d = _before_activation(torch.zeros_like(a).scatter_(-1, places, d.flatten(-2)), a, slope)
+        found[name] = d @ columns.mT
+        d = scattered(d.unflatten(-1, size), slow[name].unsqueeze(1))
+    return {name: found[name].unflatten(1, targets.shape) for name in slow}
+
+
+def _before_activation(d: Tensor, a: Tensor, slope: float) -> Tensor:
+    """The gradient at a leaky ReLU's input a from that at its output."""
+    return torch.ops.aten.leaky_relu_backward(d, a, slope, False)
 
 
 class CoordinateMLP(Gradient):
@@ -247,8 +267,8 @@ class CoordinateLSTM(nn.Module):
     """d: an LSTM that reads a sequence of gradients, number by number, and ends with a fast weight for each."""
 
     UNITS = 20
-    BLOCK = 2**21
-    """Coordinates at a time: some 1 GiB for each step of the sequence."""
+    BLOCK = 2**20
+    """Coordinates at a time: some 0.8 GiB for each step of the sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,10 +284,10 @@ class CoordinateLSTM(nn.Module):
 
     def _read(self, sequence: Tensor) -> Tensor:
         """(steps, coordinates) -> (coordinates)."""
-        state = 2 * (sequence.new_zeros(sequence.shape[1], self.UNITS),)
-        for gradient in sequence:
-            state = self.cell(log_and_sign(gradient), state)
-        return self.readout(state[0]).squeeze(-1)
+        biases = self.cell.bias_ih + self.cell.bias_hh
+        to_gates = F.linear(log_and_sign(sequence), self.cell.weight_ih, biases)
+        outputs, _ = lstm_layer(to_gates, self.cell.weight_hh)
+        return self.readout(outputs[-1]).squeeze(-1)
 
 
 def by_kind(maps: nn.ModuleDict, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -304,9 +324,9 @@ def neighbourhoods(x: Tensor) -> Tensor:
 
 
 def scattered(errors: Tensor, filters: Tensor) -> Tensor:
-    """Errors (T, m, F, H, W) at the output of a convolution with filters (F, 9 D) as errors at its input."""
-    kernels = filters.view(len(filters), -1, 3, 3)
-    return F.conv_transpose2d(errors.flatten(0, 1), kernels, padding=1).unflatten(0, errors.shape[:2])
+    """Errors (T, m, F, H, W) at the output of a convolution with filters (..., F, 9 D) as errors at its input."""
+    columns = filters.mT @ errors.flatten(3)
+    return F.fold(columns.flatten(0, 1), errors.shape[3:], 3, padding=1).unflatten(0, errors.shape[:2])
 
 
 def _pool(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,8 @@ inputs' channels (dense connections).
 
 Every query is the last element of a sequence of its own. Nothing in the support looks ahead, so that its part of all
 these sequences is the same and is computed once: the state is what a next element sees of it, the keys and values of
-each attention and one earlier term for each convolution.
+each attention and one earlier term for each convolution. In training, where both phases come together, support and
+queries go through each layer in one pass.
 
 Our readings: the dilations of a block are 1, 2, 4, ... until it reaches over the whole sequence (the text's pseudo-code
 may be read to begin at 2, with which no layer would ever look at the element just before); the order of the support set
@@ -26,12 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.learners.base import KeyLearner
+from fastweights.learners.base import KeyLearner, joined
 from fastweights.learners.checks import State, check_way
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.sequences import draw_order, in_order
 from fastweights.learners.slots import bound_logits, draw_slots
 from fastweights.nn.init import Shapes, he_init
+from fastweights.tasks.episodes import Episode
 from fastweights.utils.precision import check_precise, full_precision
 from fastweights.utils.settings import Settings, option
 
@@ -77,19 +79,39 @@ class Snail(KeyLearner):
     def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
         return {"shots": shot}
 
+    def answers_and_keys(self, episode: Episode) -> tuple[Tensor, Tensor]:
+        keys = self.embed(joined(episode.support_x, episode.query_x))
+        return self._answer_at_once(keys, episode.support_y, episode.way), keys
+
     @full_precision
     def bind(self, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
-        check_precise(self.embedding.weight)
-        check_way(way, self.slots)
-        order = draw_order(labels, shuffled=self.training)
-        keys, labels = in_order(keys, labels, order)
-        slots = draw_slots(len(keys), way, self.slots, keys.device, shuffled=self.training)
-        one_hots = F.one_hot(slots.gather(1, labels), self.slots).to(keys.dtype)
-        state, x = {"slots": slots}, torch.cat([self.embedding(keys), one_hots], dim=-1)
+        x, slots = self._sequence(keys, labels, way)
+        state = {"slots": slots}
         for i, layer in enumerate(self._layers):
             x, past = layer.read_past(x)
             state |= {f"{i}.{name}": tensor for name, tensor in past.items()}
         return state
+
+    def _sequence(self, keys: Tensor, labels: Tensor, way: int) -> tuple[Tensor, Tensor]:
+        """What enters the first layer (T, n + q, C), of support and queries with blank labels, and the label slots."""
+        check_precise(self.embedding.weight)
+        check_way(way, self.slots)
+        order, described = draw_order(labels, shuffled=self.training), labels.shape[1]
+        support, labels = in_order(keys[:, :described], labels, order)
+        slots = draw_slots(len(keys), way, self.slots, keys.device, shuffled=self.training)
+        one_hots = F.one_hot(slots.gather(1, labels), self.slots).to(keys.dtype)
+        elements = torch.cat([support, keys[:, described:]], dim=1)
+        blank = F.pad(one_hots, (0, 0, 0, elements.shape[1] - described))
+        return torch.cat([self.embedding(elements), blank], dim=-1), slots
+
+    @full_precision
+    def _answer_at_once(self, keys: Tensor, labels: Tensor, way: int) -> Tensor:
+        """Logits (T, q, N) of queries behind a support set with labels (T, n), by the keys of both (T, n + q, D)."""
+        x, slots = self._sequence(keys, labels, way)
+        queries = x.shape[1] - labels.shape[1]
+        for layer in self._layers:
+            x, _ = layer.read_past(x, queries)
+        return bound_logits(self.output(x[:, labels.shape[1] :]), slots)
 
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
@@ -115,8 +137,11 @@ class SequenceLayer(nn.Module):
     """What a next element sees of those before it."""
     outputs: int
 
-    def read_past(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """A sequence (T, n, C) becomes a sequence (T, n, outputs), and what a next element would see of it."""
+    def read_past(self, x: Tensor, queries: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        """A sequence (T, n, C) becomes a sequence (T, n, outputs), and what a next element would see of it.
+
+        Of the last elements so many are queries: each comes next after all that is before the first of them.
+        """
         raise NotImplementedError
 
     def read_next(self, x: Tensor, past: State) -> Tensor:
@@ -133,10 +158,12 @@ class TemporalConvolution(SequenceLayer):
         self.dilation, self.outputs = dilation, inputs + filters
         self.past_shapes = {"there": (1, 2 * filters)}
 
-    def read_past(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        earlier = F.pad(self.there(x), (0, 0, self.dilation, 0))  # nothing comes before the first element
-        length = x.shape[1]
-        return self._gated(x, earlier[:, :length]), {"there": earlier[:, length : length + 1]}
+    def read_past(self, x: Tensor, queries: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        earlier = F.pad(self.there(x), (0, 0, self.dilation, -queries))  # nothing comes before the first element
+        length = x.shape[1] - queries
+        of_sequence, of_next = earlier[:, :length], earlier[:, length : length + 1]
+        of_all = torch.cat([of_sequence, of_next.expand(-1, queries, -1)], dim=1) if queries else of_sequence
+        return self._gated(x, of_all), {"there": of_next}
 
     def read_next(self, x: Tensor, past: State) -> Tensor:
         return self._gated(x, past["there"])
@@ -161,11 +188,14 @@ class CausalAttention(SequenceLayer):
         self.scale, self.outputs = 1 / math.sqrt(key_width), inputs + value_width
         self.past_shapes = {"keys": (None, key_width), "values": (None, value_width)}
 
-    def read_past(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        keys, values, length = self.keys(x), self.values(x), x.shape[1]
-        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        scores = (self.scale * self.queries(x) @ keys.mT).masked_fill(later, -math.inf)
-        return torch.cat([x, scores.softmax(-1) @ values], dim=-1), {"keys": keys, "values": values}
+    def read_past(self, x: Tensor, queries: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        keys, values, length = self.keys(x), self.values(x), x.shape[1] - queries
+        unseen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        if queries:  # of one another they see nothing
+            unseen[length:, length:].fill_(True).fill_diagonal_(False)
+        scores = (self.scale * self.queries(x) @ keys.mT).masked_fill(unseen, -math.inf)
+        past = {"keys": keys[:, :length], "values": values[:, :length]}
+        return torch.cat([x, scores.softmax(-1) @ values], dim=-1), past
 
     def read_next(self, x: Tensor, past: State) -> Tensor:
         queries = self.scale * self.queries(x)

@@ -18,6 +18,7 @@ plain tensors, keys (T, n, D) and for each layer shifts (T, n, *U); examples are
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -71,15 +72,15 @@ def direct_feedback(derivative: Tensor, error: Tensor) -> Tensor:
     return derivative.unsqueeze(-1) * error.reshape(*error.shape[:-1], *[1] * layer, error.shape[-1])
 
 
-def leaky_feedback_shifts(shift_map: ShiftMap, active: Tensor, error: Tensor, slope: float) -> Tensor:
-    """The shifts of neurons under a leaky ReLU by direct feedback: which are above zero (T, n, *U), error (T, n, C).
+def leaky_feedback_shifts(shift_map: ShiftMap, active: Sequence[Tensor], error: Tensor, slope: float) -> list[Tensor]:
+    """The shifts of layers of leaky ReLUs by direct feedback: what is above zero in each (T, n, *U); error (T, n, C).
 
-    The derivative of a leaky ReLU is 1 or its slope, so an example has two kinds of neurons and g is computed twice,
-    not once for each neuron: the same as `shift_map(direct_feedback(derivative, error))`.
+    The derivative of a leaky ReLU is 1 or its slope, so an example has two kinds of neurons and g is computed twice for
+    all layers, not once for each neuron: the same as `shift_map(direct_feedback(derivative, error))` of each layer.
     """
-    shape = (*active.shape[:2], *[1] * (active.dim() - 2))
-    above, below = (shift_map(factor * error).view(shape) for factor in (1.0, slope))
-    return torch.where(active, above, below)
+    above, below = shift_map(torch.stack([error, slope * error]))
+    shapes = [(*each.shape[:2], *[1] * (each.dim() - 2)) for each in active]
+    return [torch.where(each, above.view(of), below.view(of)) for each, of in zip(active, shapes, strict=True)]
 
 
 def attend(queries: Tensor, keys: Tensor, similarity: str = "dot", present: Tensor | None = None) -> Tensor:
