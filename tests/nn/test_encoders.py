@@ -197,6 +197,17 @@ def test_in_eval_mode_a_key_does_not_depend_on_its_neighbours(name: str) -> None
     torch.testing.assert_close(encoder(batch[2:3]), encoder(batch)[2:3])
 
 
+def test_a_uniform_start_is_what_pytorch_did_until_2018() -> None:
+    """Filters of n inputs have the variance 1 / (3 n), gains the mean 1/2; by He's rule 2 / n and 1."""
+    usual, uniform = (CNN((28, 28, 3), filters=32, layers=2, slope=0.0, uniform_start=one) for one in (False, True))
+    for encoder, variance, gain in ((usual, 2.0, 1.0), (uniform, 1 / 3, 0.5)):
+        for convolution, norm in zip(encoder.convolutions, encoder.norms, strict=True):
+            inputs = convolution.in_channels * 9
+            assert (convolution.weight.var() * inputs).item() == pytest.approx(variance, rel=0.2)
+            assert norm.weight.mean().item() == pytest.approx(gain, abs=0.2)
+    assert 0 < uniform.norms[0].weight.min() < uniform.norms[0].weight.max() < 1
+
+
 def test_batch_norm_folded_into_the_filters_changes_no_value():
     """In eval mode without gradients the CNN folds batch norm; with gradients it computes it step by step."""
     torch.manual_seed(0)

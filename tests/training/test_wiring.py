@@ -120,6 +120,7 @@ REACHED = {
     ("open-memory", "layer"): (OPEN, "none", lambda learner: "fresh" if learner.hidden is not None else "none"),
     ("open-memory", "scale"): (OPEN, 20.0, lambda learner: learner.log_scale.exp().item()),
     ("cnn", "slope"): (IMAGES, 0.0, lambda learner: learner.encoder.slope),
+    ("cnn", "uniform_start"): (IMAGES, True, lambda learner: bool((learner.encoder.norms[0].weight != 1).all())),
     ("pixels", "size"): ({"encoder": "pixels", "item_shape": (8, 8, 1)}, 4, lambda learner: learner.encoder.size),
     **{
         (system, name): ({**others, "system": system}, value, find)
@@ -146,7 +147,7 @@ REACHED = {
                     **dict.fromkeys(("places", "place_width", "heads"), (6, None)),
                     "usage_decay": (0.5, None),
                     "controller_units": (9, by_name("units")),
-                    "sharpened": (False, lambda learner: learner.strengths is not None),
+                    **dict.fromkeys(("sharpened", "late_labels"), (False, None)),
                 },
             ),
             (

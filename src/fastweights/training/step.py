@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fastweights.training.distributed import ALONE, Ranks
 from fastweights.utils.errors import UserError
+from fastweights.utils.memory import keep_freed_memory
 from fastweights.utils.seeds import seed_of
 
 Part = tuple[float, Iterable[Tensor]]
@@ -71,6 +72,8 @@ class TrainStep:
     ) -> None:
         self.objective, self.rate, self.seed, self.ema = objective, rate, seed, ema
         self.ranks, self.device = ranks, device
+        if device.type == "cpu":
+            keep_freed_memory()
         self.optimizer = make_optimizer(parts, rate.peak, weight_decay, device, optimizer)
         self._may_capture = graph and device.type == "cuda" and not ranks.several
         self.expect_change()
@@ -259,7 +262,7 @@ def make_optimizer(
     groups = [group for group in groups if group["params"]]
     if kind == "sgd":
         return torch.optim.SGD(groups, momentum=0.9, nesterov=True, fused=on_gpu)
-    return torch.optim.AdamW(groups, fused=on_gpu, capturable=on_gpu)
+    return torch.optim.AdamW(groups, fused=True, capturable=on_gpu)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

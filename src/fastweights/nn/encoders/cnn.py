@@ -1,7 +1,7 @@
 """The paper's CNN."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.kernels.available import can_be_fused, fits_first_layer
+from fastweights.kernels.cpu import can_be_joined, fold
+from fastweights.kernels.cpu_first_layer import MOST_CHANNELS, first_layer
 from fastweights.nn.encoders.base import Encoder, images_to_float, register_encoder
 from fastweights.nn.init import SLOPE, he_init
 from fastweights.utils.settings import Settings, option
@@ -25,6 +27,9 @@ class CNNSettings(Settings):
     """How many of the layers, from the first, are batch-normalised."""
     slope: float = option(SLOPE, at_least=0, at_most=1)
     """Slope of the leaky ReLUs below zero; 0 makes them plain ReLUs."""
+    uniform_start: bool = option(False)
+    """Whether filters and the gains of batch norm start small and uniform, as in PyTorch until 2018, not by He's rule
+    and at 1."""
 
 
 @register_encoder("cnn")
@@ -49,6 +54,8 @@ class CNN(Encoder):
         convolutions = (nn.Conv2d(n, s.filters, 3, padding=1, bias=False) for n in inputs)
         self.convolutions = nn.ModuleList(he_init(convolution, s.slope) for convolution in convolutions)
         self.norms = nn.ModuleList(nn.BatchNorm2d(s.filters) for _ in range(min(s.batch_norm, s.layers)))
+        if s.uniform_start:
+            start_uniform(self.convolutions, self.norms)
         for _ in range(s.layers):
             height, width = math.ceil(height / 2), math.ceil(width / 2)
         self.item_shape, self.width, self.slope = image_shape, s.filters * height * width, s.slope
@@ -65,9 +72,19 @@ class CNN(Encoder):
             return run_cnn(images, list(self.convolutions)[:layers], list(self.norms)[:layers], self.slope)  # type: ignore[arg-type]
         x = images_to_float(images).to(self.convolutions[0].weight.dtype)  # type: ignore[arg-type]
         for layer in range(layers):
+            if layer == 0 and self._first_can_be_joined(x):
+                x = first_layer(x, self.convolutions[0].weight, self.norms[0], self.slope)  # type: ignore[arg-type]
+                continue
             # The activation is increasing, so it may follow the pooling: the same result for a quarter of the work.
-            x = F.leaky_relu(F.max_pool2d(self.pre_activation(x, layer), 2, ceil_mode=True), self.slope)
+            x = F.max_pool2d(self.pre_activation(x, layer), 2, ceil_mode=True)
+            x = F.leaky_relu(x, self.slope, inplace=x.device.type == "cpu")  # on a GPU it would copy views of MAML
         return x
+
+    def _first_can_be_joined(self, x: Tensor) -> bool:
+        """Whether the first layer is one for which a CPU has a faster way in training."""
+        if not self.norms or not self.norms[0].training or x.requires_grad or x.shape[1] > MOST_CHANNELS:
+            return False
+        return can_be_joined(x, self.norms[0], self.convolutions[0].weight)  # type: ignore[arg-type]
 
     def pre_activation(self, x: Tensor, layer: int) -> Tensor:
         norm = self.norms[layer] if layer < len(self.norms) else None
@@ -80,6 +97,18 @@ class CNN(Encoder):
         return x.flatten(1)
 
 
+def start_uniform(convolutions: Iterable[nn.Module], norms: Iterable[nn.Module]) -> None:
+    """Filters within 1 over the root of their inputs, gains within 0 and 1: what PyTorch did until 2018.
+
+    Keys are then closer to each other, and each step of Adam turns a filter 2.4 times as far.
+    """
+    for convolution in convolutions:
+        bound = 1 / math.sqrt(convolution.weight[0].numel())  # type: ignore[index]
+        nn.init.uniform_(convolution.weight, -bound, bound)  # type: ignore[arg-type]
+    for norm in norms:
+        nn.init.uniform_(norm.weight)  # type: ignore[arg-type]
+
+
 def normalised_convolution(x: Tensor, convolution: nn.Conv2d, norm: nn.Module | None) -> Tensor:
     """A convolution and, if there is one, the batch norm behind it.
 
@@ -90,8 +119,5 @@ def normalised_convolution(x: Tensor, convolution: nn.Conv2d, norm: nn.Module | 
         return convolution(x)
     if not isinstance(norm, nn.BatchNorm2d) or norm.training or torch.is_grad_enabled() or x.device.type != "cpu":
         return norm(convolution(x))
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-    shift = norm.bias - scale * norm.running_mean
-    return F.conv2d(x, convolution.weight * scale[:, None, None, None], shift, convolution.stride, convolution.padding)
+    weight, bias = fold(convolution.weight, norm)
+    return F.conv2d(x, weight, bias, convolution.stride, convolution.padding)

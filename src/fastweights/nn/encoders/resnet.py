@@ -8,7 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.kernels.available import ALIGNED, can_be_fused, fits_first_layer
+from fastweights.kernels.cpu import can_be_joined
+from fastweights.kernels.cpu_residual import inference_block
 from fastweights.nn.encoders.base import Encoder, images_to_float, register_encoder
+from fastweights.nn.encoders.cnn import normalised_convolution
 from fastweights.nn.init import he_init
 from fastweights.utils.settings import Settings, option
 
@@ -80,7 +83,7 @@ class ResNet(Encoder):
 
             z = convolve(x.permute(0, 2, 3, 1).contiguous(), self.mix)
             return norm_act(z, self.norm, self.SLOPE).mean((1, 2))
-        return F.leaky_relu(self.norm(self.mix(x)), self.SLOPE).mean((2, 3))
+        return F.leaky_relu_(normalised_convolution(x, self.mix, self.norm), self.SLOPE).mean((2, 3))
 
 
 class _PaddedConv2d(nn.Conv2d):
@@ -99,7 +102,7 @@ class _Residual(nn.Module):
         slope, layers = ResNet.SLOPE, []
         for n in (inputs, filters, filters):
             convolution = he_init(_PaddedConv2d(n, filters, 3, padding=1, bias=False), slope)
-            layers += [convolution, nn.BatchNorm2d(filters), nn.LeakyReLU(slope)]
+            layers += [convolution, nn.BatchNorm2d(filters), nn.LeakyReLU(slope, inplace=True)]
         self.convolutions = nn.Sequential(*layers)
         self.shortcut = he_init(_PaddedConv2d(inputs, filters, 1, bias=False), 1.0)
         self.dropout = nn.Dropout(dropout)
@@ -110,6 +113,10 @@ class _Residual(nn.Module):
         return layers[::3], layers[1::3], self.shortcut
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.training and not torch.is_grad_enabled():
+            convolutions, norms, shortcut = self.parts()
+            if all(can_be_joined(x, norm, shortcut.weight) for norm in norms):  # type: ignore[arg-type]
+                return inference_block(x, convolutions, norms, shortcut, ResNet.SLOPE)  # type: ignore[arg-type]
         return self.join(self.convolutions(x), x)
 
     def join(self, activation: Tensor, x: Tensor) -> Tensor:
