@@ -6,7 +6,7 @@ the described sentences; their number only decides which tasks there are.
 
 After Zaremba et al. (2014), whose model Vinyals et al. took: their medium size, two layers of 650 units, dropout of
 half of what goes into and out of each layer, 39 passes over the text. Our readings: sentences are read one by one, as
-they are asked, not as one text; Adam with a cosine schedule and batches of 64 sentences in place of gradient descent
+they are asked, not as one text; Adam with a cosine schedule and batches of 128 sentences in place of gradient descent
 on 20 pieces of text; the weights with the lowest perplexity on the validation text are kept. In the contexts of the
 test all words are shown.
 """
@@ -65,13 +65,13 @@ class OracleSettings(Settings):
     """Units in each layer, and numbers of a word embedding."""
     dropout: float = option(0.5, at_least=0, below=1)
     """Probability of dropping an activation in training."""
-    steps: int = option(25_000, at_least=1)
-    """Updates of the weights; of 64 sentences each, these are 39 passes over the text."""
-    batch: int = option(64, at_least=1)
+    steps: int = option(12_800, at_least=1)
+    """Updates of the weights; of 128 sentences each, these are 39 passes over the text."""
+    batch: int = option(128, at_least=1)
     """Sentences in an update."""
     learning_rate: float = option(1e-3, above=0)
     """Learning rate at the start."""
-    validate_every: int = option(1_000, at_least=1)
+    validate_every: int = option(1_280, at_least=1)
     """Updates between two validations, after each of which a checkpoint is written."""
     validation_tasks: int = option(400, at_least=1)
     """Tasks of the validation words that are answered in each."""
@@ -99,14 +99,20 @@ class LanguageModel(nn.Module):
         """(B, L + 1, units): for each place of sentences (B, L), and for the end, the state before that word."""
         return self.dropout(self.lstm(self.dropout(self.embedding(F.pad(sentences, (1, 0), value=PAD))))[0])
 
-    def forward(self, sentences: Tensor) -> Tensor:
-        """Logits (B, L + 1, vocabulary) of each word and of the end."""
-        return at_least_float32(self.output(self.states(sentences)))
+    def forward(self, sentences: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (n, vocabulary) of the n words and ends of sentences (B, L), and their places in `next_words`.
+
+        More than half of a batch is padding: it has no logits, of which there are 10,000 for every word.
+        """
+        places = (next_words(sentences) != IGNORED).flatten().nonzero().squeeze(1)
+        states = self.states(sentences).flatten(0, 1).index_select(0, places)
+        return at_least_float32(self.output(states)), places
 
     def log_likelihood(self, sentences: Tensor) -> Tensor:
         """Of whole sentences (B, L), their ends included: (B)."""
-        words = next_words(sentences)
-        return -word_losses(self(sentences), words, reduction="none").view(words.shape).sum(1)
+        words, (logits, places) = next_words(sentences), self(sentences)
+        losses = F.cross_entropy(logits, words.flatten()[places], reduction="none")
+        return -losses.new_zeros(words.numel()).index_copy(0, places, losses).view(words.shape).sum(1)
 
 
 def next_words(sentences: Tensor) -> Tensor:
@@ -114,11 +120,6 @@ def next_words(sentences: Tensor) -> Tensor:
     length = (sentences != PAD).sum(1, keepdim=True)
     beyond = torch.arange(sentences.shape[1] + 1, device=sentences.device) > length
     return F.pad(sentences, (0, 1), value=PAD).long().masked_fill(beyond, IGNORED)
-
-
-def word_losses(logits: Tensor, words: Tensor, reduction: str = "mean") -> Tensor:
-    """The cross-entropy of words (B, L + 1), 0 for those that do not count: of all in a row, or reduced."""
-    return F.cross_entropy(logits.flatten(0, 1), words.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 class WordObjective:
@@ -131,12 +132,10 @@ class WordObjective:
         """The mean loss of a word, and the share of words that were predicted."""
         chosen = torch.randint(len(self.sentences), (self.batch,), device=self.sentences.device)
         sentences = self.sentences[chosen]
-        words = next_words(sentences)
         with autocast(self.precision, sentences.device):
-            logits = self.model(sentences)
-        counts = words != IGNORED
-        right = ((logits.detach().argmax(-1) == words) & counts).sum() / counts.sum()
-        return word_losses(logits, words), right.float()
+            logits, places = self.model(sentences)
+        words = next_words(sentences).flatten()[places]
+        return F.cross_entropy(logits, words), (logits.detach().argmax(-1) == words).float().mean()
 
 
 @torch.no_grad()
@@ -157,9 +156,9 @@ def states_at_blanks(model: LanguageModel, items: TextItems, positions: Tensor) 
     """The states (T, n, units) before the first blank of items at positions (T, n): after all words to its left."""
     whole = items.values[items.sentence_of[positions]].flatten(0, 1)
     first = (whole == items.target_of[positions].view(-1, 1)).to(torch.uint8).argmax(1)
-    states = torch.cat([model.states(some) for some in whole.split(_at_once(whole.device))])
-    picked = states.gather(1, first.view(-1, 1, 1).expand(-1, 1, states.shape[2])).squeeze(1)
-    return at_least_float32(picked).unflatten(0, positions.shape)
+    pieces = zip(*(tensor.split(_at_once(whole.device)) for tensor in (whole, first)), strict=True)
+    states = [model.states(some)[torch.arange(len(some), device=some.device), at] for some, at in pieces]
+    return at_least_float32(torch.cat(states)).unflatten(0, positions.shape)
 
 
 @torch.no_grad()

@@ -19,10 +19,10 @@ from fastweights.experiments.run import Say, Sinks, Workspace, percent
 from fastweights.experiments.tables import PROTOCOLS
 from fastweights.learners.registry import check_overrides, names_of, settings_of
 from fastweights.training.settings import TrainSettings
+from fastweights.utils.digests import parse_written
 from fastweights.utils.errors import UserError, unknown
 from fastweights.utils.files import alone_in, append_lines, read_lines, read_text
 from fastweights.utils.progress import Report
-from fastweights.utils.reading import parse_json
 from fastweights.utils.settings import KINDS, is_of, tupled
 
 SEARCH = "search.jsonl"
@@ -85,7 +85,10 @@ class SearchResult(Record):
 def read_candidates(path: Path) -> list[Candidate]:
     """A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}; also "protocol" and "seed"."""
     try:
-        return [_candidate(entry) for entry in parse_json(read_text(path))]
+        entries = parse_written(read_text(path))
+        if not isinstance(entries, list):
+            raise TypeError("it is none")
+        return [_candidate(entry) for entry in entries]
     except OSError:
         raise UserError(f"{path} cannot be read; name a JSON file of configurations.") from None
     except (ValueError, TypeError) as error:

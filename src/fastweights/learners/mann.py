@@ -1,28 +1,34 @@
 """MANN (Santoro et al., 2016): an LSTM with an external memory, written where it was used least recently.
 
-The controller reads one example after the other, each with the label of the one before it; at each step it writes keys
-into a memory of `places` rows, reads it by the cosine of these keys, and answers from its own state and what was read:
+The controller sees one example after the other, each with a label. At each step its heads read a memory of `places`
+rows by the cosine of their keys, and then write these keys into it; answers come from its state and what was read:
 
+    read     r = softmax(b cos(k, M')),  read-out r M'
     write    w = g r' + (1 - g) l'         between where was read last, r', and a place that was used least, l'
              M = M' without l' + w k       l' is wiped first
-    read     r = softmax(b cos(k, M)),  read-out r M
     usage    u = decay u' + r + w          summed over heads
 
-Our protocol: the support set is presented once, with labels one step late as in the original, where the label of the
-last example arrives together with the query; each query is answered alone from the state behind the support set. The
-original asks for every element of one long sequence and counts the answers to the second instance of each class (one
-shot), the sixth (five shots), and so on; its loss is of all steps, ours of the queries.
+Our protocol: the support set is presented once, and each query is answered alone from the state behind it. The original
+asks for every element of one long sequence and counts the answers to the second instance of each class (one shot), the
+sixth (five shots), and so on; its loss is of all steps, ours of the queries.
+
+`late_labels`: an example comes with the label of the one before it, and the query with that of the last, as in the
+original, which asks for an example before it tells its label. Nothing is asked about our support set, so an example
+may as well come with its own label, and the query with none. That is easier to learn: with late labels the controller
+must first find out how to keep an example for one step.
 
 Our readings: each of the four heads reads and writes, the h-th head to the h-th least used place; key and gate g of
 each head come from the controller, and what is written is the key itself; memory and weights start at zero, labels are
-one-hots. `sharpened`: the strength b is at least 1 and comes from the controller, as in the Neural Turing Machine. The
-paper's equation has no strength: a softmax over 128 cosines is so flat that little can be read by it.
+one-hots. The memory is read before it is written: the paper gives no order, but a head that reads what it has just
+written finds its own key above all, and training takes several times as long. `sharpened`: the strength b is at least 1
+and comes from the controller, as in the Neural Turing Machine. The paper's equation has no strength: a softmax over 128
+cosines is so flat that little can be read by it.
 The order of the support set is drawn anew for every training task and always the same at test.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +46,12 @@ from fastweights.utils.settings import Settings, option
 
 TINY = 1e-6
 """Rows shorter than this count as empty: their cosine with any key is about 0."""
-GATES, STRENGTH = (-2.0, 2.0), 10.0
-"""Biases at the start: every other head writes to new places, the others to where they have read last, and reading is
-sharp enough to tell places apart. With all heads alike training stays at chance for longer."""
+FORGET, GATE, STRENGTH = 1.0, -2.0, 10.0
+"""Biases at the start: the controller remembers, heads write to new places and read sharply enough to tell them
+apart."""
+RECURRENT = 0.1
+"""Weights of what was read and of the controller's state at the start, beside those of examples and labels: keys are
+then alike where examples are, so that there is something to be found in the memory from the first step on."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +68,32 @@ class MannSettings(Settings):
     """What is left of a place's usage after a step."""
     sharpened: bool = option(True)
     """Whether the controller says how sharply the memory is read."""
+    late_labels: bool = option(True)
+    """Whether an example is seen with the label of the one before it, as in the original, or with its own."""
 
 
 TRAINING = {"learning_rate": 1e-3, "tasks_per_step": 16}
 PRESETS = {
     "mann-pixels": Preset("MANN: an LSTM with an external memory, on 20 x 20 pixels", {}, "pixels", TRAINING),
-    "mann-cnn": Preset("MANN above a CNN (ours)", {"layers": 4, "filters": 64}, "cnn", TRAINING),
+    "mann-cnn": Preset("MANN above a CNN (ours)", {"layers": 4, "filters": 64, "late_labels": False}, "cnn", TRAINING),
 }
+
+
+class Seen(NamedTuple):
+    """What the controller makes of items (T, q, D), each of them the next after the same earlier ones."""
+
+    hidden: Tensor
+    """(T, q, units)"""
+    cell: Tensor
+    """(T, q, units)"""
+    keys: Tensor
+    """(T, q * heads, place_width)"""
+    gates: Tensor
+    """(T, q * heads, 1)"""
+    reading: Tensor
+    """(T, q * heads, places): where each head reads."""
+    read: Tensor
+    """(T, q, heads * place_width)"""
 
 
 @register("mann", PRESETS)
@@ -80,80 +108,99 @@ class Mann(KeyLearner):
             raise UserError(
                 f"each of the {s.heads} heads writes to a place of its own; let places be as many at least."
             )
-        self.encoder, self.slots, self.usage_decay = encoder, slots, s.usage_decay
+        self.encoder, self.slots, self.late_labels = encoder, slots, s.late_labels
         self.places, self.heads, self.units = s.places, s.heads, s.controller_units
-        read, inputs = s.heads * s.place_width, int(encoder.width)  # type: ignore[arg-type]
-        sources = (inputs, slots, read, self.units)
-        self.controller = _linear(sum(sources), 4 * self.units)
-        for weights in self.controller.weight.detach().split(sources, dim=1):  # or the label would drown among pixels
-            nn.init.normal_(weights, std=1 / math.sqrt(weights.shape[1]))
-        self.keys = _linear(self.units, read)
-        self.gates = _linear(self.units, s.heads)
-        self.gates.bias.detach().copy_(torch.tensor((GATES * s.heads)[: s.heads]))
-        self.strengths = _linear(self.units, s.heads, STRENGTH) if s.sharpened else None
+        self.place_width, self.usage_decay, self.sharpened = s.place_width, s.usage_decay, s.sharpened
+        read, width = s.heads * s.place_width, int(encoder.width)  # type: ignore[arg-type]
+        self.inputs = nn.Linear(width + slots, 4 * self.units)
+        self.recurrent = nn.Linear(read + self.units, 4 * self.units, bias=False)
+        _start(self.inputs, (width, slots), 1.0)  # each source by itself, or the label would drown among pixels
+        _start(self.recurrent, (read, self.units), RECURRENT)
+        nn.init.constant_(self.inputs.bias.detach()[: self.units], FORGET)
+        self.controls = _linear(self.units, read + s.heads * (2 if s.sharpened else 1))
+        nn.init.constant_(self.controls.bias.detach()[read : read + s.heads], GATE)
+        nn.init.constant_(self.controls.bias.detach()[read + s.heads :], STRENGTH)
         self.output = _linear(self.units + read, slots)
-        self.place_width = s.place_width
 
     @property
     def state_shapes(self) -> Shapes:
-        """One of everything for each of a task's queries, or one for all."""
-        h, m, w = self.heads, self.places, self.place_width
-        traces: Shapes = {"hidden": (1, self.units), "cell": (1, self.units), "label": (1, self.slots)}
-        return {
-            "slots": (None,),
-            **traces,
-            "memory": (1, m, w),
-            "usage": (1, m),
-            "reading": (1, h, m),
-            "read": (1, h * w),
-        }
+        read = self.heads * self.place_width
+        ones: Shapes = {"hidden": (1, self.units), "cell": (1, self.units), "read": (1, read), "label": (1, self.slots)}
+        return {"slots": (None,), **ones, "memory": (self.places, self.place_width)}
 
     @full_precision
     def bind(self, keys: Tensor, labels: Tensor, way: int) -> dict[str, Tensor]:
-        check_precise(self.controller.weight)
+        check_precise(self.inputs.weight)
         check_way(way, self.slots)
         keys, labels = in_order(keys, labels, draw_order(labels, shuffled=self.training))
         slots = draw_slots(len(keys), way, self.slots, keys.device, shuffled=self.training)
         one_hots = F.one_hot(slots.gather(1, labels), self.slots).to(keys.dtype)
+        blank = torch.zeros_like(one_hots[:, :1])
+        shown = torch.cat([blank, one_hots], dim=1) if self.late_labels else torch.cat([one_hots, blank], dim=1)
+        driven = self.inputs(torch.cat([keys, shown[:, :-1]], dim=-1))  # of all examples at once
         shapes = {name: shape for name, shape in self.state_shapes.items() if name != "slots"}
         state = {name: keys.new_zeros(len(keys), *shape) for name, shape in shapes.items()}  # type: ignore[arg-type]
-        for x, label in zip(keys.split(1, dim=1), one_hots.split(1, dim=1), strict=True):
-            state = {**self.step(state, x), "label": label}
-        return {"slots": slots, **state}
+        usage = keys.new_zeros(len(keys), self.places)
+        reading = keys.new_zeros(len(keys), self.heads, self.places)
+        for drive in driven.split(1, dim=1):
+            seen = self.see(state, drive)
+            state["memory"], usage = self.write(state["memory"], usage, reading, seen)
+            state |= {"hidden": seen.hidden, "cell": seen.cell, "read": seen.read}
+            reading = seen.reading
+        return {"slots": slots, **state, "label": shown[:, -1:]}
 
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
-        after = self.step(state, queries)
-        return bound_logits(self.output(torch.cat([after["hidden"], after["read"]], dim=-1)), state["slots"])
+        labels = state["label"].expand(-1, queries.shape[1], -1)
+        seen = self.see(state, self.inputs(torch.cat([queries, labels], dim=-1)))
+        return bound_logits(self.output(torch.cat([seen.hidden, seen.read], dim=-1)), state["slots"])
 
-    def step(self, state: State, x: Tensor) -> dict[str, Tensor]:
-        """The states after items (T, q, D), each of them the next after the same earlier ones."""
-        before = [state[name].expand(-1, x.shape[1], -1) for name in ("label", "read", "hidden")]
-        forget, enter, new, out = self.controller(torch.cat([x, *before], dim=-1)).chunk(4, dim=-1)
-        cell = (forget + 1).sigmoid() * state["cell"] + enter.sigmoid() * new.tanh()
-        hidden = out.sigmoid() * cell.tanh()
-        keys, gates = self.keys(hidden).tanh().unflatten(-1, (self.heads, -1)), self.gates(hidden).sigmoid()
-        least = least_used(state["usage"], self.heads)
-        writing = gates.unsqueeze(-1) * state["reading"] + (1 - gates).unsqueeze(-1) * least
-        kept = state["memory"] * (1 - least.sum(-2)).unsqueeze(-1)
-        memory = kept + writing.mT @ keys
+    def see(self, state: State, drive: Tensor) -> Seen:
+        """What items do that drive the controller so (T, q, 4 * units), each the next after the same earlier ones."""
+        drive = drive + self.recurrent(torch.cat([state["read"], state["hidden"]], dim=-1))
+        forget, enter, out = drive[..., : 3 * self.units].sigmoid().chunk(3, dim=-1)
+        cell = forget * state["cell"] + enter * drive[..., 3 * self.units :].tanh()
+        hidden = out * cell.tanh()
+        keys, gates, strengths = self._of_heads(self.controls(hidden))
+        keys, memory = keys.tanh(), state["memory"]
         cosines = F.normalize(keys, dim=-1, eps=TINY) @ F.normalize(memory, dim=-1, eps=TINY).mT
-        if self.strengths is not None:
-            cosines = (1 + F.softplus(self.strengths(hidden))).unsqueeze(-1) * cosines
-        reading = cosines.softmax(-1)
-        usage = self.usage_decay * state["usage"] + (reading + writing).sum(-2)
-        read = (reading @ memory).flatten(-2)
-        return {"hidden": hidden, "cell": cell, "memory": memory, "usage": usage, "reading": reading, "read": read}
+        reading = ((1 + F.softplus(strengths)) * cosines if self.sharpened else cosines).softmax(-1)
+        read = (reading @ memory).view(*hidden.shape[:2], -1)
+        return Seen(hidden, cell, keys, gates.sigmoid(), reading, read)
+
+    def _of_heads(self, controls: Tensor) -> list[Tensor]:
+        """Controls (T, q, n) of each head (T, q * heads, ...): keys, gates and strengths, if there are any."""
+        read = self.heads * self.place_width
+        parts = controls.tensor_split((read, read + self.heads), dim=-1)
+        return [part.reshape(len(part), controls.shape[1] * self.heads, part.shape[-1] // self.heads) for part in parts]
+
+    def write(self, memory: Tensor, usage: Tensor, last: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Memory (T, m, w) and usage (T, m) after an item, where `last` (T, heads, m) was read at the item before."""
+        least = least_used(usage, self.heads)
+        writing = torch.lerp(least, last, seen.gates)
+        kept = memory * (1 - least.sum(1)).unsqueeze(-1)
+        with torch.no_grad():  # it only chooses places
+            usage = self.usage_decay * usage + (seen.reading + writing).sum(1)
+        return torch.baddbmm(kept, writing.mT, seen.keys), usage
 
 
-def _linear(inputs: int, outputs: int, bias: float = 0.0) -> nn.Linear:
+def _start(layer: nn.Linear, sources: tuple[int, ...], gain: float) -> None:
+    """Weights that give each of the sources, side by side, the same say."""
+    nn.init.zeros_(layer.weight)
+    for weights in layer.weight.detach().split(sources, dim=1):
+        nn.init.normal_(weights, std=gain / math.sqrt(weights.shape[1]))
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)
-    nn.init.constant_(layer.bias, bias)
+    nn.init.zeros_(layer.bias)
     return layer
 
 
 def least_used(usage: Tensor, heads: int) -> Tensor:
-    """Of places used so much (..., m) the least used for each head, as one-hots (..., heads, m)."""
-    places = usage.topk(heads, dim=-1, largest=False).indices
-    return F.one_hot(places, usage.shape[-1]).to(usage.dtype)
+    """Of places used so much (T, m) the least used for each head, as one-hots (T, heads, m)."""
+    places = usage.topk(heads, dim=-1, largest=False).indices.unsqueeze(-1)
+    return usage.new_zeros(len(usage), heads, usage.shape[-1]).scatter(-1, places, 1.0)

@@ -18,7 +18,10 @@ def page(folder, *records, name="mini-imagenet"):
 def test_an_empty_ledger_still_gives_pages(tmp_path):
     (tmp_path / "runs.jsonl").touch()
     results = read_results(tmp_path / "runs.jsonl")
-    assert "50.21 ± 0.37<br>not yet run" in dataset_page(results, "mini-imagenet")
+    text = dataset_page(results, "mini-imagenet")
+    assert "| fwCNN (Hebb) | 50.21 ± 0.37 | 64.75 ± 0.49 |" in text
+    assert "; fwCNN (gradient); fwCNN (Hebb); TCML; " in text
+    assert "| Hebbian Softmax, ours |" not in text
     assert "| LSTM-LM oracle | 72.8 | – | 72.8 | – | 72.8 | – |" in dataset_page(results, "ptb")
     assert "0 lines of 0 trainings" in recipes_page(results)
 

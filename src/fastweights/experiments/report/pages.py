@@ -12,7 +12,18 @@ from fastweights.experiments.report.markdown import paragraphs, settings_text, t
 from fastweights.experiments.report.measurements import label_orders
 from fastweights.experiments.report.results import NONE, NOT_YET, Measured, Results, title_of
 from fastweights.experiments.report.summary import OURS
-from fastweights.experiments.tables import ABLATION, ABLATION_CELL, MUST, STRETCH, TABLES, mean_of, parse_experiment
+from fastweights.experiments.tables import (
+    ABLATION,
+    ABLATION_CELL,
+    BY_AUTHORS,
+    MUST,
+    ORACLE,
+    STRETCH,
+    TABLES,
+    Row,
+    mean_of,
+    parse_experiment,
+)
 from fastweights.learners.registry import PRESETS
 
 INTRODUCTION = f"""Written by {OURS} from `runs.jsonl`; the summary is in [README.md](README.md). Accuracies are in %,
@@ -41,9 +52,9 @@ def dataset_page(results: Results, name: str) -> str:
         INTRODUCTION,
         PTB_TASKS if name == "ptb" else "",
         "## The paper's table",
-        "As published; below it ours, in bold by `best`, in italics by `own`, the recipe of a system's own authors. "
-        "Rows without a number of ours are quoted from the paper.",
+        "As published; below it ours, in bold by `best`, in italics by `own`, the recipe of a system's own authors.",
         table(("model", *titles), _overview_rows(results, name)),
+        _not_yet_run(results, name),
         "## Every number and its command",
         table(("model", "tasks", "recipe", "paper", "ours", "", "nearest mean"), _measured_rows(results, name)),
         "## Stretch targets",
@@ -57,25 +68,44 @@ def dataset_page(results: Results, name: str) -> str:
 
 
 def _overview_rows(results: Results, name: str) -> Iterator[tuple[str, ...]]:
+    """The rows of a table in which there is any number, published or ours."""
     one = TABLES[name]
     for row in one.rows:
-        texts = []
-        for experiment in one.experiments:
-            texts.append("\n".join([one.published(row, experiment) or NONE, *_ours(results, experiment, row.learner)]))
-        yield row.model, *texts
+        ours = [_ours(results, experiment, row.learner) for experiment in one.experiments]
+        if row.published or any(ours):
+            numbers = [one.published(row, experiment) or _by_authors(experiment, row) for experiment in one.experiments]
+            yield row.model, *("\n".join([number, *texts]) for number, texts in zip(numbers, ours, strict=True))
+
+
+def _by_authors(experiment: str, row: Row) -> str:
+    number = BY_AUTHORS.get((experiment, row.learner))
+    return f"{number} (its authors)" if number else NONE
 
 
 def _ours(results: Results, experiment: str, learner: str) -> list[str]:
-    """Our numbers of a cell, one for each recipe; nothing for one that nobody plans to run, as of a quotation."""
+    """Our numbers of a cell, one for each recipe."""
     found = [(mark, results.of(experiment, learner, recipe)) for mark, recipe in (("**", "best"), ("*", "own"))]
-    texts = [f"{mark}{measured.text}{mark}" for mark, measured in found if measured]
-    return texts or [NOT_YET] * ((experiment, learner) in _planned())
+    return [f"{mark}{measured.text}{mark}" for mark, measured in found if measured]
+
+
+def _not_yet_run(results: Results, name: str) -> str:
+    """One line that names the cells of a table that are planned and have no number of ours."""
+    one, parts = TABLES[name], []
+    for row in one.rows:
+        planned = [experiment for experiment in one.experiments if (experiment, row.learner) in _planned()]
+        missing_here = [experiment for experiment in planned if not _ours(results, experiment, row.learner)]
+        if missing_here:
+            titles = [parse_experiment(experiment).title.replace(",", "") for experiment in missing_here]
+            which = "" if missing_here == planned else f": {', '.join(titles)}"
+            parts.append(row.model.removesuffix(", ours") + which)
+    return f"{NOT_YET.capitalize()}: {'; '.join(parts)}." if parts else ""
 
 
 @cache
 def _planned() -> set[tuple[str, str]]:
-    """(experiment, learner) of every cell of the plan."""
-    return {(experiment, run.learner) for run in whole_plan(1) for experiment in run.experiments}
+    """(experiment, learner) of every cell of the plan, and those of the oracle, which has a command of its own."""
+    planned = {(experiment, run.learner) for run in whole_plan(1) for experiment in run.experiments}
+    return planned | {(experiment, ORACLE) for experiment in TABLES["ptb"].experiments}
 
 
 def _measured_rows(results: Results, name: str) -> Iterator[tuple[str, ...]]:
