@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs fork and /proc")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs fork and /proc"),
+    pytest.mark.timeout(1800),  # a hundred short trainings, on a busy machine too
+]
 
 EVERY = pytest.mark.slow
 

@@ -3,6 +3,7 @@
 What was read and what a file says are compared as plain values: numbers and texts as they are, tensors by their digest.
 """
 
+import contextlib
 import functools
 import json
 import shutil
@@ -21,17 +22,29 @@ from safetensors.torch import save_file
 from support import blobs
 
 from fastweights.classifier import Classifier, files
+from fastweights.classifier.adapter import Adapter, load_adapter
+from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.key_cache import FILE, KeyCache
+from fastweights.classifier.memory import unit
+from fastweights.classifier.sight import Sight
 from fastweights.data import prepared
 from fastweights.data.items import Dataset
 from fastweights.experiments import ledger
 from fastweights.learners import build_learner, saved
 from fastweights.learners.registry import LearnerSettings
+from fastweights.server import rows
+from fastweights.server.errors import Refusal
+from fastweights.server.limits import Limits
+from fastweights.server.memories import Memories
+from fastweights.server.seeing import Seers
+from fastweights.server.seeing import digest_of as digest_of_sight
+from fastweights.server.store import New, Store
 from fastweights.training.checkpoint import training_of
 from fastweights.training.loop import CHECKPOINT, Training, resume
 from fastweights.training.pretraining import EncoderCache, Pretraining
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.digests import digest_of, digest_of_json
+from fastweights.utils.errors import UserError
 
 LEARNER = LearnerSettings(item_shape=(8, 8, 1), filters=4, layers=2, batch_norm=1, width=8, label_noise=0.01, slots=4)
 TRAINING = TrainSettings(
@@ -122,7 +135,7 @@ class Written:
 
 def together(path: Path, parts: Parts, entry: str = "fastweights") -> None:
     metadata = {**parts.texts, **({} if parts.header is None else {entry: dumped(parts.header)})}
-    signed = {**metadata, "digest": saved._digest(parts.tensors, metadata)}
+    signed = {**metadata, "digest": saved.digest_of_file(parts.tensors, metadata)}
     save_file(parts.tensors, path, metadata=signed)
 
 
@@ -274,9 +287,7 @@ def apart_classifier(path: Path) -> Parts:
 
 
 def sign_classifier(path: Path, parts: Parts) -> None:
-    text = dumped(parts.header)
-    metadata = {**parts.texts, "classifier": text, "digest": files._digest(parts.tensors, text)}
-    save_file(parts.tensors, path, metadata=metadata)
+    together(path, parts, "classifier")
 
 
 def read_classifier(path: Path) -> Any:
@@ -296,6 +307,30 @@ def read_classifier(path: Path) -> Any:
 
 def says_classifier(parts: Parts) -> Any:
     return plain({"tensors": digests(parts.tensors), **parts.header})
+
+
+# Adapters
+
+
+def make_adapter(folder: Path) -> Path:
+    draw = np.random.default_rng(0)
+    weight, bias = (draw.normal(size=shape).astype(np.float32) for shape in ((4, 6), (4,)))
+    Adapter(weight, bias, Calibration()).save(folder / "adapter.safetensors")
+    return folder / "adapter.safetensors"
+
+
+def apart_adapter(path: Path) -> Parts:
+    return apart(path, "calibration")
+
+
+def sign_adapter(path: Path, parts: Parts) -> None:
+    together(path, parts, "calibration")
+
+
+def read_adapter(path: Path) -> Any:
+    adapter = load_adapter(path)
+    adapter.keys(np.ones((2, adapter.inputs), np.float32))
+    return plain({"tensors": digests(adapter.tensors()), **adapter.calibration.to_json()})
 
 
 # Prepared datasets
@@ -435,6 +470,129 @@ def read_vectors(path: Path) -> Any:
     return {"tensors": digests({name.hex(): vector for name, vector in found.items()})}
 
 
+# What the service keeps
+
+
+def make_store(folder: Path) -> Path:
+    store = Store(folder / "memories.sqlite")
+    draw = np.random.default_rng(0)
+    for chosen in ({"audit": True, "half_life": 3.0}, {"limit": {"c1": 2}, "calibration": Calibration().to_json()}):
+        memory = store.make("mine", None, digest_of_sight(Sight()), 4, 9, start=str(len(chosen)), chosen=chosen)
+        for number in range(3):
+            key, seen = unit(draw.normal(size=(1, 4)))[0], 1e9 + number if "half_life" in chosen else None
+            store.add(memory, [New(f"c{number}", "", key, b"picture", seen)], 9)
+        store.forget(memory, 9, label="c0")
+        store.relabel(memory, 9, "c1", "c9")
+    store.close()
+    return folder / "memories.sqlite"
+
+
+def apart_store(path: Path) -> Parts:
+    """All rows, keys as tensors, and everything else as values."""
+    header: dict[str, Any] = {}
+    with sqlite3.connect(path) as database:
+        for table, columns in rows.SIGNED.items():
+            found = database.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()
+            header[table] = [dict(zip(columns, row, strict=True)) for row in found]
+    database.close()
+    tensors = {str(row["number"]): _floats(row.pop("key")) for row in header["examples"]}
+    return Parts(tensors, header)
+
+
+def _floats(data: bytes) -> Any:
+    return np.frombuffer(data, "<f4" if len(data) % 4 == 0 else np.uint8).copy()
+
+
+def sign_store(path: Path, parts: Parts) -> None:
+    """Write rows in place of others, whatever they say. What is no row is not written: the file says what it can."""
+    header = parts.header if isinstance(parts.header, dict) else {}
+    with sqlite3.connect(path) as database:
+        database.create_function("signature", -1, rows.signature)
+        for table, columns in rows.SIGNED.items():
+            database.execute(f"DELETE FROM {table}")
+            for row in _several(header.get(table)):
+                values = {column: _kept(row.get(column)) for column in columns} if isinstance(row, dict) else {}
+                if table == "examples":
+                    key = parts.tensors.get(str(values.get("number")))
+                    values["key"] = None if key is None else np.ascontiguousarray(key).tobytes()
+                marks = ", ".join("?" * len(columns))
+                with contextlib.suppress(sqlite3.IntegrityError):  # nothing where something has to be
+                    given = [values.get(column) for column in columns]
+                    database.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", given)
+            database.execute(f"UPDATE {table} SET signed = signature({', '.join(columns)})")
+    database.close()
+    there = apart_store(path)
+    parts.header, parts.tensors = there.header, there.tensors
+
+
+def _several(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else []
+
+
+def _kept(value: Any) -> Any:
+    """As SQLite may have it."""
+    if isinstance(value, (list, dict)):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    return 2**62 if isinstance(value, int) and abs(value) >= 2**63 else value
+
+
+@functools.cache
+def _seers() -> Seers:
+    return Seers(Limits())
+
+
+def read_store(path: Path) -> Any:
+    """Every memory as the service opens, asks and hands it out."""
+    store = Store(path)
+    try:
+        memories = Memories(store, _seers(), Limits())
+        found = {}
+        for memory in store.identifiers():
+            taught, kept = memories.find(memory), store.find(memory)
+            if len(taught.memory):
+                taught.answers(taught.memory.keys[:1], 3, 3)
+                memories.file(memory)
+            examples, keys = store.examples(memory)
+            store.pictures(memory, [one.number for one in examples])
+            found[memory] = {
+                **{name: value for name, value in vars(kept).items() if name != "id"},
+                "examples": [[*vars(one).values(), digest(key)] for one, key in zip(examples, keys, strict=True)],
+                "undoable": store.undoable(memory),
+                "log": store.log(memory),
+            }
+        return plain(found)
+    except Refusal as refusal:
+        raise UserError(f"{path.name}: {refusal}") from None
+    finally:
+        store.close()
+
+
+def says_store(parts: Parts) -> Any:
+    said = {}
+    for kept in parts.header["memories"]:
+        of_it = {
+            table: [row for row in parts.header[table] if row["memory"] == kept["id"]]
+            for table in ("examples", "changes", "log")
+        }
+        said[kept["id"]] = {
+            **{name: kept[name] for name in ("title", "model", "digest", "width", "made")},
+            "chosen": kept["stream"],
+            "examples": [
+                [
+                    *(row[name] for name in ("number", "label", "name", "seen")),
+                    digest(parts.tensors[str(row["number"])]),
+                ]
+                for row in sorted(of_it["examples"], key=lambda row: row["number"])
+                if row["gone"] is None
+            ],
+            "undoable": len(of_it["changes"]),
+            "log": [json.loads(row["entry"]) for row in sorted(of_it["log"], key=lambda row: row["number"])],
+        }
+    return plain(said)
+
+
 def says_tensors(parts: Parts) -> Any:
     return {"tensors": digests(parts.tensors)}
 
@@ -458,5 +616,7 @@ KINDS: dict[str, Kind] = {
         make_ledger, apart_ledger, sign_ledger, read_ledger, says_ledger, optional=("side_by_side",), may_end_early=True
     ),
     "details": Kind(make_details, apart_ledger, sign_ledger, read_ledger, says_ledger, may_end_early=True),
+    "adapter": Kind(make_adapter, apart_adapter, sign_adapter, read_adapter, says_classifier),
+    "store": Kind(make_store, apart_store, sign_store, read_store, says_store),
     "vectors": Kind(make_vectors, apart_vectors, sign_vectors, read_vectors, says_vectors, forgiving=True),
 }

@@ -15,6 +15,8 @@ from fuzz.kinds import Kind, Parts, Written
 MODELS = ("model", "checkpoint", "encoder")
 CLASSIFIERS = ("pictures", "embeddings", "texts")
 PREPARED = ("images", "sentences")
+DATABASES = ("vectors", "store")
+"""Which hold keys as bytes: numbers of any type become some."""
 HOSTILE = (-5, 1.5, 0, 1, 10**6, 10**9, 10**18, 2**63, 10**40, -1.0, 1e300, 1e-300)
 OTHER_TYPES: tuple[Any, ...] = (None, True, "5", "\ud800", [], {}, [[1]], {"a": 1})
 ADDED = "added"
@@ -130,7 +132,7 @@ def change_tensors(kind: Kind, name: str, parts: Parts, rng: random.Random) -> t
     operation = rng.choice(TENSORS)
     key = rng.choice(sorted(of_torch))
     refuse = operation(name, of_torch, key, rng)
-    as_they_were = name in (*PREPARED, "vectors")
+    as_they_were = name in (*PREPARED, *DATABASES)
     parts.tensors = {k: v.numpy() if as_they_were else v.contiguous().clone() for k, v in of_torch.items()}
     return f"{operation.__name__} {key}", refuse
 
@@ -139,7 +141,7 @@ def another_type(name: str, tensors: dict[str, torch.Tensor], key: str, rng: ran
     before = tensors[key].dtype
     other = rng.choice([kind for kind in (torch.int32, torch.uint8, torch.bool, torch.int16) if kind != before])
     tensors[key] = tensors[key].to(other)
-    return name != "vectors"  # where numbers of any type become floats
+    return name not in DATABASES
 
 
 def another_shape(name: str, tensors: dict[str, torch.Tensor], key: str, rng: random.Random) -> bool:
@@ -148,7 +150,7 @@ def another_shape(name: str, tensors: dict[str, torch.Tensor], key: str, rng: ra
     chosen = rng.choice(shorter)
     changed = chosen.shape != tensor.shape
     tensors[key] = chosen
-    return changed and name in (*MODELS, *CLASSIFIERS)
+    return changed and name in (*MODELS, *CLASSIFIERS, "adapter")
 
 
 def no_number(name: str, tensors: dict[str, torch.Tensor], key: str, rng: random.Random) -> bool:
@@ -180,11 +182,12 @@ def far_number(name: str, tensors: dict[str, torch.Tensor], key: str, rng: rando
 
 def left_out(name: str, tensors: dict[str, torch.Tensor], key: str, rng: random.Random) -> bool:
     del tensors[key]
-    return name != "vectors" and (name, key) != ("state", "counts")  # older states do not count
+    may_lack = ("state", "counts"), ("adapter", "adapter.weight")  # older states do not count
+    return name != "vectors" and (name, key) not in may_lack
 
 
 def added(name: str, tensors: dict[str, torch.Tensor], key: str, rng: random.Random) -> bool:
-    if name in (*PREPARED, "vectors"):
+    if name in (*PREPARED, *DATABASES):
         return left_out(name, tensors, key, rng)
     tensors[f"{key}x"] = tensors[key].clone()
     return True
@@ -227,6 +230,7 @@ def change_header(kind: Kind, name: str, parts: Parts, rng: random.Random) -> tu
     path = rng.choice(list(places(parts.header)))
     operation = rng.choice(HEADERS)
     what, refuse = operation(kind, parts, path, rng)
+    refuse &= name not in DATABASES  # which turn values into such as they can hold
     return f"{operation.__name__} {'/'.join(map(str, path))[:80]}: {what[:80]}", refuse
 
 

@@ -110,7 +110,7 @@ def test_settings_that_make_no_sense_are_refused_with_the_name_of_the_file(saved
     header = {"learner": {}, "training": {}, "counters": {}, "sections": saved_files.load(path).sections, part: values}
     metadata = {"format": saved_files.FORMAT, "fastweights": json.dumps(header)}
     tensors = {f"best.{name}": tensor for name, tensor in learner.state_dict().items()}
-    save_file(tensors, path, metadata={**metadata, "digest": saved_files._digest(tensors, metadata)})
+    save_file(tensors, path, metadata={**metadata, "digest": saved_files.digest_of_file(tensors, metadata)})
     with pytest.raises(UserError, match=rf"model\.safetensors.*{why}"):
         checkpoint.training_of(saved_files.load(path))
 

@@ -1,6 +1,7 @@
 """Files: what may be replaced, who holds a folder, and that a mark left behind holds nobody off and lets nobody in."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,54 @@ def test_a_mark_that_vanished_before_it_was_claimed_is_made_anew(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
     with alone_in(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "folder"])
+def test_a_mark_is_neither_emptied_nor_waited_for_where_something_else_lies_there(tmp_path, what):
+    mark, precious = tmp_path / "run" / ".at-work", tmp_path / "precious"
+    mark.parent.mkdir()
+    precious.write_text("precious")
+    makes = {"link": lambda: mark.symlink_to(precious), "pipe": lambda: os.mkfifo(mark), "folder": mark.mkdir}
+    makes[what]()
+    with pytest.raises(UserError, match=r"\.at-work is no plain file; remove it"), alone_in(tmp_path / "run"):
+        pytest.fail("it is not ours")
+    assert precious.read_text() == "precious"
+    assert mark.exists()
+
+
+def test_a_mark_of_words_keeps_them_while_it_is_claimed(tmp_path):
+    (tmp_path / ".at-work").write_text("left by somebody")
+    with alone_in(tmp_path):
+        assert (tmp_path / ".at-work").read_text() == "left by somebody"
+
+
+def test_a_draft_never_leads_elsewhere(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / ".file.draft").symlink_to(tmp_path / "precious")
+    with replacing(tmp_path / "file") as draft:
+        draft.write_text("new")
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "file").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+
+
+def test_the_disk_has_a_file_before_its_name_and_its_name_before_we_go_on(tmp_path, monkeypatch):
+    done = []
+    fsync, rename = os.fsync, os.replace
+
+    def synced(descriptor):
+        done.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def renamed(source, target, **options):
+        done.append(("rename", Path(target).name))
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    with replacing(tmp_path / "file") as draft:
+        draft.write_text("new")
+    assert done == [("fsync", ".file.draft"), ("rename", "file"), ("fsync", tmp_path.name)]
 
 
 @pytest.mark.parametrize("links", [True, False])

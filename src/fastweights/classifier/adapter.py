@@ -16,15 +16,15 @@ choices, and anything else has to be better by more than chance.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipInfo
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fastweights.classifier.calibration import Calibration
@@ -32,12 +32,15 @@ from fastweights.classifier.errors import InputError
 from fastweights.classifier.memory import unit
 from fastweights.classifier.packing import calibrate, measure, some_of
 from fastweights.data.items import Items
+from fastweights.data.sources import HARMLESS, HIGHEST_RATIO
+from fastweights.learners.saved import read_tensors, verify, write_tensors
+from fastweights.utils.digests import DIGEST, parse_written
 from fastweights.utils.errors import UserError
-from fastweights.utils.files import replacing
 from fastweights.utils.progress import Report, silent
 from fastweights.utils.reading import open_plain
 
-FORMAT = "fastweights-adapter-1"
+FORMAT, UNDIGESTED = "fastweights-adapter-2", "fastweights-adapter-1"
+"""What files say they are; those of the older format have no digest."""
 LARGEST = 2**36
 """Bytes of a file of embeddings."""
 SHARES = (0.2, 0.2)
@@ -92,10 +95,9 @@ class Adapter:
     def save(self, path: Path) -> None:
         told = {} if self.calibration is None else {"calibration": json.dumps(self.calibration.to_json())}
         try:
-            with replacing(path) as draft:
-                save_file(self.tensors(), draft, metadata={"format": FORMAT, **told})
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} cannot be written ({error}); make room.") from None
+            write_tensors(Path(path), self.tensors(), {"format": FORMAT, **told})
+        except UserError as error:
+            raise InputError(str(error)) from None
 
     def tensors(self) -> dict[str, Tensor]:
         weight = {} if self.weight is None else {"adapter.weight": torch.from_numpy(self.weight)}
@@ -108,20 +110,27 @@ def is_adapter(path: Any) -> bool:
         if not isinstance(path, (str, Path)) or not Path(path).is_file():
             return False
         with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get("format") == FORMAT
+            return (file.metadata() or {}).get("format") in (FORMAT, UNDIGESTED)
     except (SafetensorError, OSError, ValueError):
         return False
 
 
 def load_adapter(path: Path | str) -> Adapter:
+    """The adapter in a file, once that is known to be what was written."""
+    path, remedy = Path(path), "restore it from a copy, or train the adapter again"
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            told = file.metadata() or {}
-        calibration = Calibration.from_json(json.loads(told["calibration"])) if "calibration" in told else None
+        tensors, told = read_tensors(path, remedy)
+        if told.get("format") not in (FORMAT, UNDIGESTED):
+            raise InputError(f"{path} is no adapter; make one with `fastweights train --embeddings`.")
+        verify(path, tensors, told, remedy, has_digest=told["format"] == FORMAT)
+        if not set(tensors) <= {"adapter.weight", "adapter.bias"} or not set(told) <= {"format", "calibration", DIGEST}:
+            raise ValueError("there is something that no adapter has")
+        calibration = Calibration.from_json(parse_written(told["calibration"])) if "calibration" in told else None
         return adapter_of(tensors, calibration)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error}); train the adapter again.") from None
+    except UserError as error:
+        raise InputError(str(error)) from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InputError(f"{path} contradicts itself ({error!s:.200}); {remedy}.") from None
 
 
 def adapter_of(tensors: dict[str, Tensor], calibration: Calibration | None) -> Adapter:
@@ -142,6 +151,7 @@ def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """The arrays X (items, features) and y (items), the labels, of an .npz file."""
     try:
         with open_plain(path, LARGEST) as opened, np.load(opened, allow_pickle=False) as file:
+            _check_entries(file.zip.infolist())
             if not {"X", "y"} <= set(file.files):
                 there = ", ".join(file.files) or "nothing"
                 raise InputError(f"{path} holds {there}; save X (items, features) and y, their labels, with np.savez.")
@@ -160,6 +170,16 @@ def read_embeddings(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if not np.isfinite(X).all():
         raise InputError(f"X in {path} holds numbers that are not finite, first in row {_first_bad(X)}; remove these.")
     return X, y
+
+
+def _check_entries(entries: Sequence[ZipInfo]) -> None:
+    """Refuse, by a ValueError, an archive that says a thing twice, or would fill the memory with what is not there."""
+    names = [entry.filename for entry in entries]
+    for entry in entries:
+        if names.count(entry.filename) > 1:
+            raise ValueError(f"it holds {entry.filename[:80]!r} twice")
+        if entry.file_size > max(HARMLESS, HIGHEST_RATIO * entry.compress_size):
+            raise ValueError(f"{entry.filename[:80]!r} of {entry.file_size:,} bytes looks like a zip bomb")
 
 
 def _first_bad(X: np.ndarray) -> int:

@@ -31,9 +31,9 @@ from fastweights.classifier.streams import FadingMemory, Stream
 from fastweights.classifier.texts import NAME, hashed_texts, text_model
 from fastweights.learners.registry import SYSTEMS, LearnerSettings
 from fastweights.learners.saved import FORMAT as OF_MODELS
-from fastweights.learners.saved import UNDIGESTED, built_for, fill, fingerprint
+from fastweights.learners.saved import UNDIGESTED, built_for, digest_of_file, fill, fingerprint
 from fastweights.utils.devices import find_device
-from fastweights.utils.digests import parse_written
+from fastweights.utils.digests import DIGEST, IN_PIECES, parse_written
 from fastweights.utils.errors import UserError
 from fastweights.utils.files import replacing
 
@@ -80,11 +80,11 @@ def write(path: Path | str, seen_by: Sight | Model | None, memory: Memory, strea
         header["stream"] = streamed
     tensors |= {f"model.{name}": tensor for name, tensor in weights.items()}
     text = json.dumps(header)  # in ASCII: names of files need not be Unicode
-    metadata = {"format": FORMAT, "classifier": text, "digest": _digest(tensors, text)}
+    metadata = {"format": FORMAT, "classifier": text}
     path = Path(path)
     try:
         with replacing(path) as draft:
-            save_file(tensors, draft, metadata=metadata)
+            save_file(tensors, draft, metadata={**metadata, DIGEST: digest_of_file(tensors, metadata)})
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} cannot be written ({error}), the former file is kept; make room.") from None
     except UserError as error:
@@ -100,7 +100,7 @@ def read(path: Path | str, model: Any = None, device: str = "cpu", encoder: Enco
         is_model = known in (OF_MODELS, UNDIGESTED)
         what = "a model, not a classifier" if is_model else "of another version of fastweights"
         raise InputError(f"{path} is {what}; make one with `fastweights learn`.")
-    if metadata.get("digest") != _digest(tensors, metadata.get("classifier", "")):
+    if not is_intact(tensors, metadata):
         raise InputError(f"{path} is damaged: its contents do not match their digest; restore it from a copy.")
     try:
         header = parse_written(metadata["classifier"])
@@ -299,7 +299,16 @@ def _is_label(label: Any) -> bool:
     return isinstance(label, (str, int, float)) and label == label  # not NaN
 
 
+def is_intact(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bool:
+    """Whether a file is what was written."""
+    digest = metadata.get(DIGEST, "")
+    if digest.startswith(IN_PIECES):
+        return digest == digest_of_file(tensors, metadata)
+    return digest == _digest(tensors, metadata.get("classifier", ""))
+
+
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """The digest that files had at first."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()

@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -166,6 +167,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # where ± cannot be printed, a question mark can
     Console.on_broken_pipe = _reader_has_gone  # type: ignore  # rich would exit with code 1
+    warnings.showwarning = _noted  # type: ignore[assignment]
     try:
         code = app(standalone_mode=False) or 0
         if sys.stdout is not None:
@@ -191,6 +193,14 @@ def main() -> None:
         if not error.format_message():  # nothing was asked for: the help has been shown
             sys.exit(2)
         _fail(_renamed(error) or error.format_message(), 2)  # a wrong option or argument, in typer's words
+
+
+def _noted(message: Any, category: Any, filename: str, *rest: Any, show: Any = warnings.showwarning) -> None:
+    """Say what we warn of as a sentence, without the line of code; the warnings of others are shown as ever."""
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        Console(stderr=True, emoji=False).print(f"Note: {message}", markup=False, highlight=False, soft_wrap=True)
+    else:
+        show(message, category, filename, *rest)
 
 
 def _reader_has_gone(console: Console) -> None:
@@ -232,7 +242,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _in_words(error: OSError) -> str:
     """Which file, and what is wrong with it; of a draft, the file it was to become."""
-    if error.errno == errno.ENOSPC and not error.filename:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and not error.filename:
         return "there is no space left on the disk; make room."
     if not error.filename or not error.strerror:
         return str(error)
@@ -243,5 +253,7 @@ def _in_words(error: OSError) -> str:
 
 
 def _fail(sentence: str, code: int) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True, highlight=False)
+    sentence = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)  # in a name
+    console = Console(stderr=True, emoji=False, highlight=False)
+    console.print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True)
     sys.exit(code)

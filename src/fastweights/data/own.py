@@ -318,6 +318,9 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[s
         if not set(columns) <= set(reader.fieldnames or ()):
             wanted = f"the columns {' and '.join(columns)}" if len(columns) > 1 else f"a column called {columns[0]}"
             raise UserError(f"{path} needs {wanted} in its first line.")
+        for name in (*columns, "split"):
+            if (reader.fieldnames or []).count(name) > 1:
+                raise UserError(f"{path} has two columns called {name}; remove or rename one.")
         for row in reader:
             if None in row:
                 where = f"{path}, line {reader.line_num},"

@@ -27,7 +27,7 @@ from torch import Tensor
 from fastweights.data.items import Dataset, Items, TextItems
 from fastweights.utils.digests import DIGEST, digest_of_json, parse_written
 from fastweights.utils.errors import UserError
-from fastweights.utils.files import replacing, taking_turns
+from fastweights.utils.files import flush, replacing, taking_turns
 from fastweights.utils.reading import open_plain, read_plain
 from fastweights.utils.tokens import UNKNOWN
 
@@ -104,7 +104,10 @@ def save(folder: Path, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
             whole = {**manifest, "format": FORMAT, "content_hash": content_hash(arrays)}
             whole[DIGEST] = digest_of_json(whole)
             (draft / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False), encoding="utf-8")
+            for written in (*draft.iterdir(), draft):  # before the name: a power cut leaves a whole folder or none
+                flush(written)
             _put_in_place(draft, folder)
+            flush(folder.parent)
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written ({error.strerror or error}); nothing of it was kept: make room there, or set "

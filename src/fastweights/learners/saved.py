@@ -28,7 +28,7 @@ from fastweights.learners.checks import State, fits
 from fastweights.learners.registry import SYSTEMS, LearnerSettings, outline, undrawn
 from fastweights.utils.arguments import shown
 from fastweights.utils.devices import find_device
-from fastweights.utils.digests import DIGEST, digest_of, parse_written
+from fastweights.utils.digests import DIGEST, digest_in_pieces, is_digest, parse_written
 from fastweights.utils.errors import UserError
 from fastweights.utils.files import replacing
 from fastweights.utils.settings import WIDEST, is_of
@@ -106,7 +106,7 @@ def save(
     if classifier:
         header["classifier"] = dict(classifier)
     metadata = {"format": FORMAT, "fastweights": json.dumps(header)}
-    _write(path, tensors, metadata, former_of(path) if keep_former else None)
+    write_tensors(path, tensors, metadata, former_of(path) if keep_former else None)
 
 
 def remedy_for(path: Path) -> str:
@@ -126,7 +126,7 @@ def load(path: Path | str, *, remedy: str = "", verified: bool = False) -> Saved
     remedy = remedy or remedy_for(path)
     tensors, metadata = _read_model(path, remedy)
     if not verified:
-        _verify(path, tensors, metadata, remedy, has_digest=metadata["format"] == FORMAT)
+        verify(path, tensors, metadata, remedy, has_digest=metadata["format"] == FORMAT)
     with _named(path, remedy):
         header = {"classifier": {}, **parse_written(metadata["fastweights"])}
         learner = LearnerSettings.from_json(header["learner"])
@@ -152,7 +152,7 @@ def settings_in(path: Path | str) -> LearnerSettings:
 def _read_model(path: Path, remedy: str, **how: bool) -> tuple[Tensors, dict[str, str]]:
     if not path.exists():
         raise UserError(f"{path} does not exist; train a model first, or name another file.")
-    tensors, metadata = _read(path, remedy, **how)
+    tensors, metadata = read_tensors(path, remedy, **how)
     if metadata.get("format") not in (FORMAT, UNDIGESTED):
         raise UserError(f"{path} is a safetensors file, but not one written by this version of fastweights.")
     return tensors, metadata
@@ -270,7 +270,7 @@ def save_state(path: Path | str, state: State, learner: Learner | None = None) -
         raise UserError(f"a state is what `describe` returns, a dict of tensors, not {type(state).__name__}.")
     # Cloned, since tensors that share memory cannot be stored.
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-    _write(_path(path), copies, {"format": STATE, **({} if learner is None else {WHOSE: fingerprint(learner)})})
+    write_tensors(_path(path), copies, {"format": STATE, **({} if learner is None else {WHOSE: fingerprint(learner)})})
 
 
 def load_state(
@@ -279,10 +279,10 @@ def load_state(
     """Read a state that `save_state` wrote; where both say whose it is, refuse one that another learner described."""
     path, device = _path(path), find_device(device)
     remedy = "restore it from a copy, or describe the task again"
-    state, metadata = _read(path, remedy)
+    state, metadata = read_tensors(path, remedy)
     if metadata.get("format") not in (STATE, None):
         raise UserError(f"{path} is no state but something else; name a file that save_state wrote.")
-    _verify(path, state, metadata, remedy, has_digest="format" in metadata)
+    verify(path, state, metadata, remedy, has_digest="format" in metadata)
     try:
         check_contents(state, getattr(learner, "slots", None))
         if learner is not None:
@@ -356,32 +356,34 @@ def _bytes_of(tensor: Tensor) -> Any:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """A digest of everything in a file: the metadata besides the digest itself, and names, types, shapes and bytes."""
+def digest_of_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """A digest of everything in a safetensors file."""
+    return digest_in_pieces(_parts(tensors, metadata))
+
+
+def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[Any]:
+    """All that a digest is of: the metadata besides the digest itself, and names, types, shapes and bytes."""
     said = {name: text for name, text in metadata.items() if name != DIGEST}
-
-    def parts() -> Iterator[Any]:
-        yield json.dumps(said, sort_keys=True).encode()
-        for name in sorted(tensors):
-            yield f"\0{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}:".encode("utf-8", "surrogatepass")
-            yield _bytes_of(tensors[name])
-
-    return digest_of(parts())
+    yield json.dumps(said, sort_keys=True).encode()
+    for name in sorted(tensors):
+        yield f"\0{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}:".encode("utf-8", "surrogatepass")
+        yield _bytes_of(tensors[name])
 
 
-def _verify(path: Path, tensors: Tensors, metadata: Mapping[str, str], remedy: str, *, has_digest: bool) -> None:
+def verify(path: Path, tensors: Tensors, metadata: Mapping[str, str], remedy: str, *, has_digest: bool) -> None:
     """Refuse a file that is not what was written; say so where that cannot be told."""
     if not has_digest and DIGEST not in metadata:
         warnings.warn(
             f"{path} was written by an older version, without a digest: whether it is damaged cannot be told.",
             stacklevel=4,
         )
-    elif metadata.get(DIGEST) != _digest(tensors, metadata):
+    elif not is_digest(metadata.get(DIGEST), _parts(tensors, metadata)):
         raise UserError(f"{path} is damaged: its contents do not match their digest; {remedy}.")
 
 
-def _write(path: Path, tensors: Tensors, metadata: dict[str, str], former: Path | None = None) -> None:
-    signed = {**metadata, DIGEST: _digest(tensors, metadata)}
+def write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str], former: Path | None = None) -> None:
+    """Write a safetensors file with a digest of all of it."""
+    signed = {**metadata, DIGEST: digest_of_file(tensors, metadata)}
     try:
         with replacing(path, former) as draft:
             save_file(tensors, draft, metadata=signed)
@@ -389,7 +391,8 @@ def _write(path: Path, tensors: Tensors, metadata: dict[str, str], former: Path 
         raise UserError(f"{path} cannot be written ({error}), the former file is kept; make room.") from None
 
 
-def _read(path: Path, remedy: str, *, only_metadata: bool = False) -> tuple[Tensors, dict[str, str]]:
+def read_tensors(path: Path, remedy: str, *, only_metadata: bool = False) -> tuple[Tensors, dict[str, str]]:
+    """What a safetensors file holds, and its metadata; nothing is verified yet."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no plain file; name another.")
     try:

@@ -3,7 +3,7 @@
 What was acknowledged is on the disk: the log is written ahead (WAL) and synchronised at every commit. A forgotten
 example stays until it cannot be asked back any more: it is marked with the change that forgot it, and undoing that
 change takes the mark away. Rows are read in the order in which they were written, so that a memory that is read again
-has the same sums, bit for bit.
+has the same sums, bit for bit. Every row is verified when it is read: see `rows`.
 """
 
 import json
@@ -11,6 +11,7 @@ import secrets
 import sqlite3
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.streams import Stream
+from fastweights.server import rows
 from fastweights.server.errors import Refusal
+from fastweights.server.rows import OWNED, SIGNED, Damaged
 from fastweights.utils.errors import UserError
+from fastweights.utils.reading import require_plain
 
 FIRST = """
 CREATE TABLE memories (
@@ -55,11 +58,17 @@ CREATE TABLE log (
 );
 CREATE INDEX log_of ON log(memory, number);
 """
-VERSIONS = (FIRST, STREAMS)
+DIGESTS = """
+ALTER TABLE memories ADD COLUMN parts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE examples ADD COLUMN picture_signed BLOB;
+""" + "".join(f"ALTER TABLE {table} ADD COLUMN signed BLOB;\n" for table in rows.SIGNED)
+VERSIONS = (FIRST, STREAMS, DIGESTS)
 """What makes of a database of each version one of the next; an empty one is of version 0."""
 JOURNAL = 16_000_000
 """Bytes that the journal of SQLite is cut down to when it was larger."""
-PER_EXAMPLE = 200
+LARGEST = 2**40
+"""Bytes of a database that is opened."""
+PER_EXAMPLE = 250
 """Bytes that an example takes besides its key, picture and names."""
 
 
@@ -82,13 +91,11 @@ class Kept:
     @property
     def stream(self) -> Stream:
         """The same, without the log."""
-        said = json.loads(self.chosen)
-        sure = Calibration.from_json(said["calibration"]) if "calibration" in said else None
-        return Stream(said.get("half_life"), said.get("limit"), calibration=sure)
+        return rows.chosen_in(self.chosen)[0]
 
     @property
     def logged(self) -> bool:
-        return bool(json.loads(self.chosen).get("audit"))
+        return rows.chosen_in(self.chosen)[1]
 
 
 @dataclass(frozen=True)
@@ -127,20 +134,28 @@ class Store:
     """One file, one process; any number of threads, which take turns."""
 
     def __init__(self, path: Path, room: int = 1_000_000_000) -> None:
-        self.path, self.room = path, room
+        self.path, self.room, is_new = path, room, not path.exists()
         self.turn = threading.RLock()
         """Held while something changes, here and by whoever changes something else along."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and not path.is_dir():
+                require_plain(path, LARGEST)
             self._db = sqlite3.connect(path, timeout=2.0, isolation_level=None, check_same_thread=False)
-            self._open()
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                for name in (path.name, f"{path.name}-wal", f"{path.name}-shm") if is_new else ():
+                    path.with_name(name).unlink(missing_ok=True)  # nothing is left of what never was
+                raise
         except sqlite3.OperationalError as error:
             busy = "locked" in str(error)
             why = "another service is using it; stop that one" if busy else f"{error}; name another place"
             raise UserError(f"{path} cannot be opened: {why}, or choose another --data.") from None
         except Refusal as refusal:
             raise UserError(f"{path}: {refusal}") from None
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
             raise UserError(f"{path} is no database of memories, or is damaged; choose another --data.") from None
         except OSError as error:
             raise UserError(f"{path} cannot be made ({error.strerror}); choose another --data.") from None
@@ -153,13 +168,25 @@ class Store:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version not in range(len(VERSIONS) + 1):
             raise UserError(f"{self.path} was made by another version of fastweights; choose another --data.")
-        if version == len(VERSIONS):  # nothing is written: what is on a full disk can still be read
-            return
+        self._db.create_function("signature", -1, rows.signature, deterministic=True)
+        if version < len(VERSIONS):  # otherwise nothing is written: what is on a full disk can still be read
+            self._bring_up_to_date(version)
+        for statement in rows.triggers():
+            self._db.execute(statement)
+
+    def _bring_up_to_date(self, version: int) -> None:
         with self._changing():
             for step in VERSIONS[version:]:
                 for statement in filter(str.strip, step.split(";\n")):
                     self._db.execute(statement)
+            rows.sign_all(self._db)
             self._db.execute(f"PRAGMA user_version={len(VERSIONS)}")
+        if version:
+            warnings.warn(
+                f"{self.path} was written by an older version, without digests: whether it was damaged before now "
+                "cannot be told.",
+                stacklevel=4,
+            )
 
     def close(self) -> None:
         with self.turn:
@@ -178,7 +205,11 @@ class Store:
                     if self._db.in_transaction:
                         self._db.execute("ROLLBACK")
                     raise
-            except sqlite3.OperationalError as error:
+            except sqlite3.DatabaseError as error:
+                if _is_damage(error):
+                    raise Damaged("The database", str(error), self.path.name) from None
+                if not isinstance(error, sqlite3.OperationalError):
+                    raise
                 raise Refusal(507, f"This cannot be kept ({error}); make room on the disk and try again.") from None
 
     @property
@@ -199,7 +230,29 @@ class Store:
 
     def _rows(self, question: str, *values: Any) -> list[Any]:
         with self.turn:
-            return self._db.execute(question, values).fetchall()
+            try:
+                return self._db.execute(question, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                if _is_damage(error):
+                    raise Damaged("The database", str(error), self.path.name) from None
+                raise
+
+    def _verified(self, table: str, where: str, *values: Any) -> list[Any]:
+        """Rows that are what was written."""
+        columns = ", ".join(SIGNED[table])
+        found = self._rows(f"SELECT {columns}, signed FROM {table} WHERE {where}", *values)
+        for *row, signed in found:
+            if signed != rows.signature(*row):
+                raise ValueError(f"a row of its {table} does not match its digest")
+        return [row[:-1] for row in found]
+
+    @contextmanager
+    def _reading(self, memory: str) -> Iterator[None]:
+        """Have it said of which memory something is damaged."""
+        try:
+            yield
+        except ValueError as error:
+            raise Damaged(f"The memory {memory}", str(error), self.path.name) from None
 
     # Memories
 
@@ -230,24 +283,37 @@ class Store:
                 "INSERT INTO log (memory, entry) VALUES (?, ?)", [(identifier, entry) for entry in entries]
             )
             if start:
-                self._db.execute("INSERT OR REPLACE INTO starts VALUES (?, ?)", (start, identifier))
+                self._db.execute("INSERT OR REPLACE INTO starts (file, memory) VALUES (?, ?)", (start, identifier))
             self._insert(identifier, examples, change=0)
         return identifier
 
     def find(self, memory: str) -> Kept:
-        found = self._rows("SELECT id, title, model, digest, width, made, stream FROM memories WHERE id = ?", memory)
-        if not found:
-            raise Refusal(404, "There is no such memory; it may have been deleted.")
-        return Kept(*found[0])
+        identifier, title, model, digest, width, made, _, chosen, _ = self._row_of(memory)
+        return Kept(identifier, title, model, digest, width, made, chosen)
 
-    def all(self) -> list[Kept]:
-        rows = self._rows("SELECT id, title, model, digest, width, made, stream FROM memories ORDER BY made, id")
-        return [Kept(*row) for row in rows]
+    def _row_of(self, memory: str) -> Any:
+        with self._reading(memory):
+            found = self._verified("memories", "id = ?", memory)
+            if not found:
+                raise Refusal(404, "There is no such memory; it may have been deleted.")
+            rows.check_memory(found[0])
+        return found[0]
+
+    def identifiers(self) -> list[str]:
+        """Of all memories, damaged ones among them."""
+        return [str(identifier) for (identifier,) in self._rows("SELECT id FROM memories ORDER BY made, id")]
 
     def started_with(self, start: str) -> str | None:
-        """The memory that a service which began with this file has had."""
-        found = self._rows("SELECT memory FROM starts WHERE file = ?", start)
-        return found[0][0] if found else None
+        """The memory that a service which began with this file has had, if it is whole: the others are served still."""
+        try:
+            with self._reading(f"that begins with {start:.40}"):
+                found = self._verified("starts", "file = ?", start)
+            if found:
+                self.examples(found[0][1])
+            return found[0][1] if found else None
+        except Damaged as error:
+            warnings.warn(f"{error} Until then there is a new one in its place.", stacklevel=3)
+            return None
 
     def rename(self, memory: str, title: str) -> None:
         with self._changing():
@@ -255,8 +321,8 @@ class Store:
 
     def delete(self, memory: str) -> None:
         with self._changing():
-            self.find(memory)
-            self._db.execute("DELETE FROM memories WHERE id = ?", (memory,))
+            if not self._db.execute("DELETE FROM memories WHERE id = ?", (memory,)).rowcount:
+                raise Refusal(404, "There is no such memory; it may have been deleted.")
             self._db.execute("DELETE FROM models WHERE digest NOT IN (SELECT digest FROM memories)")
 
     # Models that came along with a memory
@@ -264,11 +330,14 @@ class Store:
     def keep_model(self, digest: str, file: bytes) -> None:
         with self._changing():
             self._check_room(len(file))
-            self._db.execute("INSERT OR IGNORE INTO models VALUES (?, ?)", (digest, file))
+            self._db.execute("INSERT OR IGNORE INTO models (digest, file) VALUES (?, ?)", (digest, file))
 
     def model_file(self, digest: str) -> bytes | None:
-        found = self._rows("SELECT file FROM models WHERE digest = ?", digest)
-        return found[0][0] if found else None
+        with self._reading(f"that sees by {digest:.8}"):
+            found = self._verified("models", "digest = ?", digest)
+            if found and not isinstance(found[0][1], bytes):
+                raise ValueError("a model that is no file")
+        return found[0][1] if found else None
 
     # Examples
 
@@ -281,11 +350,11 @@ class Store:
             change = self._change(memory, "add", undo)
             if width is not None:
                 self._db.execute("UPDATE memories SET width = ? WHERE id = ?", (width, memory))
-            rows = self._insert(memory, examples, change)
-            self._note(memory, "added", rows)
+            added = self._insert(memory, examples, change)
+            self._note(memory, "added", added)
             if most is not None:
                 self._drop_oldest(memory, examples[0].label, most, change)
-            return rows
+            return added
 
     def _insert(self, memory: str, examples: Sequence[New], change: int) -> list[Row]:
         kept = []
@@ -318,23 +387,24 @@ class Store:
         with self._changing():
             where, values = self._those(memory, label, None)
             change = self._change(memory, "rename", undo)
-            rows = self._which(where, values)
+            those = self._which(where, values)
             self._db.executemany(
-                "INSERT INTO renamed VALUES (?, ?, ?, ?)", [(memory, change, row.number, row.label) for row in rows]
+                "INSERT INTO renamed (memory, change, number, label) VALUES (?, ?, ?, ?)",
+                [(memory, change, row.number, row.label) for row in those],
             )
             self._db.execute(f"UPDATE examples SET label = ? WHERE {where}", (new, *values))
-            self._note(memory, "forgotten", rows)
-            self._note(memory, "added", [Row(row.number, new, row.name) for row in rows])
-            return len(rows)
+            self._note(memory, "forgotten", those)
+            self._note(memory, "added", [Row(row.number, new, row.name) for row in those])
+            return len(those)
 
     def undo(self, memory: str) -> str:
         """Take the last change back; which kind it was."""
         with self._changing():
             self.find(memory)
-            last = self._rows("SELECT number, what FROM changes WHERE memory = ? ORDER BY number DESC LIMIT 1", memory)
+            last = self._changes(memory)
             if not last:
                 raise Refusal(409, "There is nothing to undo.")
-            ((number, what),) = last
+            number, what = last[-1]
             added, gone, change = "memory = ? AND added = ?", "memory = ? AND gone = ?", (memory, number)
             self._note(memory, "forgotten", self._which(f"{added} AND gone IS NULL", change))
             self._note(memory, "added", self._which(f"{gone} AND added != gone", change))
@@ -346,17 +416,27 @@ class Store:
 
     def _unname(self, memory: str, change: int) -> None:
         """Give renamed examples their former names."""
-        for number, label in self._rows(
-            "SELECT number, label FROM renamed WHERE memory = ? AND change = ?", memory, change
-        ):
-            rows = self._which("memory = ? AND number = ?", (memory, number))
-            self._note(memory, "forgotten", rows)
-            self._note(memory, "added", [Row(row.number, label, row.name) for row in rows])
+        with self._reading(memory):
+            former = self._verified("renamed", "memory = ? AND change = ?", memory, change)
+            if not all(isinstance(label, str) and label for *_, label in former):
+                raise ValueError("classes without a name")
+        for _, _, number, label in former:
+            those = self._which("memory = ? AND number = ?", (memory, number))
+            self._note(memory, "forgotten", those)
+            self._note(memory, "added", [Row(row.number, label, row.name) for row in those])
             self._db.execute("UPDATE examples SET label = ? WHERE memory = ? AND number = ?", (label, memory, number))
         self._db.execute("DELETE FROM renamed WHERE memory = ? AND change = ?", (memory, change))
 
     def undoable(self, memory: str) -> int:
-        return int(self._rows("SELECT count(*) FROM changes WHERE memory = ?", memory)[0][0])
+        return len(self._changes(memory))
+
+    def _changes(self, memory: str) -> list[tuple[int, str]]:
+        """The number and the kind of those that can be undone, the newest last."""
+        with self._reading(memory):
+            found = self._verified("changes", "memory = ? ORDER BY number", memory)
+            for _, number, what in found:
+                rows.check_change(number, what)
+        return [(number, what) for _, number, what in found]
 
     def _those(self, memory: str, label: str | None, number: int | None) -> tuple[str, tuple[Any, ...]]:
         """A condition for some of what is known, of which there must be at least one."""
@@ -373,8 +453,9 @@ class Store:
         return where, values
 
     def _which(self, where: str, values: Sequence[Any]) -> list[Row]:
-        rows = self._rows(f"SELECT number, label, name, seen FROM examples WHERE {where} ORDER BY number", *values)
-        return [Row(*row) for row in rows]
+        with self._reading(str(values[0])):
+            found = self._verified("examples", f"{where} ORDER BY number", *values)
+        return [Row(number, label, name, seen) for number, _, label, name, seen, *_ in found]
 
     def _let_go(self, memory: str, what: str, change: int, where: str, values: Sequence[Any]) -> int:
         """Mark examples as gone by a change, and write that down; how many they are."""
@@ -387,7 +468,7 @@ class Store:
         ((number,),) = self._rows(
             "UPDATE memories SET next_change = next_change + 1 WHERE id = ? RETURNING next_change - 1", memory
         )
-        self._db.execute("INSERT INTO changes VALUES (?, ?, ?)", (memory, number, what))
+        self._db.execute("INSERT INTO changes (memory, number, what) VALUES (?, ?, ?)", (memory, number, what))
         old = self._rows(
             "SELECT number FROM changes WHERE memory = ? ORDER BY number DESC LIMIT -1 OFFSET ?", memory, undo
         )
@@ -399,12 +480,12 @@ class Store:
 
     # The log, of memories that have one
 
-    def _note(self, memory: str, what: str, rows: Sequence[Row]) -> None:
+    def _note(self, memory: str, what: str, those: Sequence[Row]) -> None:
         """Write down what was done, in the words of a classifier."""
-        if not rows or not self.find(memory).logged:
+        if not those or not self.find(memory).logged:
             return
         names: dict[str, list[str]] = {}
-        for row in rows:
+        for row in those:
             names.setdefault(row.label, []).append(row.called)
         notes = Stream(audit=[])
         for label, examples in names.items():
@@ -415,28 +496,39 @@ class Store:
         )
 
     def log(self, memory: str) -> list[dict[str, Any]]:
-        return [
-            json.loads(entry)
-            for (entry,) in self._rows("SELECT entry FROM log WHERE memory = ? ORDER BY number", memory)
-        ]
+        with self._reading(memory):
+            found = self._verified("log", "memory = ? ORDER BY number", memory)
+            return [rows.entry_in(entry) for *_, entry in found]
 
     # Looking
 
     def examples(self, memory: str) -> tuple[list[Row], np.ndarray]:
         """All that is known, and the keys (n, D)."""
-        rows = self._rows(
-            "SELECT number, label, name, seen, key FROM examples WHERE memory = ? AND gone IS NULL ORDER BY number",
-            memory,
-        )
-        keys = np.frombuffer(b"".join(row[4] for row in rows), "<f4").astype(np.float32)
-        return [Row(*row[:4]) for row in rows], keys.reshape(len(rows), -1) if rows else keys.reshape(0, 0)
+        with self.turn, self._reading(memory):
+            row = self._row_of(memory)
+            found = self._verified("examples", "memory = ? ORDER BY number", memory)
+            counts = (self._rows(f"SELECT count(*) FROM {table} WHERE memory = ?", memory)[0][0] for table in OWNED)
+            if sum(counts) != row[-1]:
+                raise ValueError("rows of it are missing")
+            rows.check_examples(found, row, rows.chosen_in(row[-2])[0])
+            keys = rows.keys_in([key for *_, key, _, _ in found])  # of forgotten ones, too: they may be asked back
+        known = [place for place, (*_, gone) in enumerate(found) if gone is None]
+        return [Row(found[one][0], *found[one][2:5]) for one in known], keys[known]
 
     def pictures(self, memory: str, numbers: Sequence[int]) -> dict[int, bytes]:
-        """Small pictures (PNG) of those examples that have one."""
+        """Small pictures (PNG) of those examples that have one; damaged ones are left out."""
         found: dict[int, bytes] = {}
         for first in range(0, len(numbers), 500):
             some = numbers[first : first + 500]
             marks = ", ".join("?" * len(some))
-            question = f"SELECT number, picture FROM examples WHERE memory = ? AND number IN ({marks})"
-            found |= {n: p for n, p in self._rows(question, memory, *some) if p is not None}
+            which = f"memory = ? AND number IN ({marks}) AND picture_signed IS signature(number, picture)"
+            question = f"SELECT number, picture FROM examples WHERE {which}"
+            found |= {n: p for n, p in self._rows(question, memory, *some) if isinstance(p, bytes)}
         return found
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file is to blame, not the disk: pages or texts that cannot be read, rows that belie their digest."""
+    if isinstance(error, sqlite3.OperationalError):
+        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) == sqlite3.SQLITE_ERROR
+    return isinstance(error, sqlite3.IntegrityError) or type(error) is sqlite3.DatabaseError

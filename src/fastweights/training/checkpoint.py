@@ -80,5 +80,5 @@ def _check_moments(
         counted = float(entry.get("step", torch.ones(())))
         if counted < 1 or counted > (counted if steps is None else steps) or counted != int(counted):
             raise ValueError(f"the optimiser's {number}.step is {counted:g}")
-        if bool((entry.get("exp_avg_sq", torch.zeros(())) < 0).any()):
+        if float(entry.get("exp_avg_sq", torch.zeros(())).min()) < 0:
             raise ValueError(f"the optimiser's {number}.exp_avg_sq is negative")

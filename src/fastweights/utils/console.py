@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fastweights.utils.progress import Report
 
-console = Console()
+console = Console(emoji=False)  # a file may be called a:b:c
 
 
 def say(sentence: str) -> None:

@@ -1,8 +1,10 @@
 """Writing files so that they are there whole or not at all, and reading texts that somebody may have damaged."""
 
+import errno
 import io
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +27,7 @@ os.umask(_UMASK)
 def replacing(path: Path, former: Path | None = None) -> Iterator[Path]:
     """A draft beside `path` that takes its place once the block has finished and the disk has it.
 
-    The draft's name is fixed, so that one left by a killed process is overwritten; two writers take turns. The file
+    The draft's name is fixed, so that one left by a killed process is replaced; two writers take turns. The file
     that was there is kept as `former`, if that is given.
     """
     if path.is_dir():
@@ -35,16 +37,33 @@ def replacing(path: Path, former: Path | None = None) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(path)
     with taking_turns(path.parent):
+        if draft.is_symlink() or draft.exists():  # a link would have us write elsewhere
+            draft.unlink()
         try:
             yield draft
             draft.chmod(0o666 & ~_UMASK)  # some libraries create files that nobody else may read
-            with draft.open("rb") as written:
-                os.fsync(written.fileno())
+            flush(draft)
             if former is not None and path.exists():
                 _keep(path, former)
             draft.replace(path)
+            flush(path.parent)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder."""
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":  # which opens none
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not is_folder:  # of which some disks know nothing
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _keep(path: Path, former: Path) -> None:
@@ -133,12 +152,30 @@ def _claimed(mark: Path, refusal: str) -> IO[str]:
     """Open and claim a mark, again where its former owner removed it between the two."""
     while True:
         with ExitStack() as stack:
-            file = stack.enter_context(mark.open("w"))
+            file = stack.enter_context(_opened(mark))
             claim(file, refusal)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), mark.stat()):
                     stack.pop_all()
                     return file
+
+
+def _opened(mark: Path) -> IO[str]:
+    """A mark to write to, which nothing is written to: whatever else lies there is neither emptied nor waited for."""
+    flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        descriptor = os.open(mark, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.ELOOP, errno.EISDIR):
+            raise
+        raise UserError(f"{mark} is no plain file; remove it.") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UserError(f"{mark} is no plain file; remove it.")
+        return os.fdopen(descriptor, "w")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def read_lines(path: Path) -> list[str]:
