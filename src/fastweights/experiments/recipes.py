@@ -134,8 +134,6 @@ OWN: dict[str, Changes] = {
         "learning_rate": 1e-3, "schedule": "halving", "halve_every": 2_000, "tasks_per_step": 1,
         "steps": 30_000}, FOUR_LAYERS),
     "omniglot-*/prototypical-*": Changes({"train_way": 60, "train_queries": 5}),
-    # Their framework's initial weights of 2017, by which distances start smaller.
-    "mini-imagenet-*/prototypical-*": Changes(learner={"uniform_start": True}),
     "mini-imagenet-*-1shot/prototypical-*": Changes({"train_way": 30, "train_queries": 15}),
     "mini-imagenet-*-5shot/prototypical-*": Changes({"train_way": 20, "train_queries": 15}),
     # Finn et al. (2017), appendix A.1; on Omniglot as many queries as examples, by their code.
