@@ -64,6 +64,7 @@ def compare(out: Tensor, norm: nn.BatchNorm2d, theirs: tuple, inputs: list[Tenso
 def loads(request, monkeypatch):
     """Both ways of loading what a pooled pixel needs."""
     monkeypatch.setattr(kernels, "WINDOW_FILTERS", request.param)
+    monkeypatch.setattr(kernels, "WINDOW_FILTERS_AT_TEST", request.param)
 
 
 @pytest.mark.parametrize("pool", [True, False])

@@ -20,6 +20,7 @@ LAUNCH = {
     "pool_sums": (32, 4, 2),
     "pool_grad": (32, 4, 2),
     "conv_pool_window": (128, 4, 3),
+    "conv_pool_window_64": (64, 4, 2),
 }
 """Pixels per block, warps and pipeline stages of each kernel: the fastest of those tried on an H200."""
 
@@ -29,6 +30,11 @@ SMALLEST, FULL = 32, 4 * 132
 WINDOW_FILTERS = 32
 """Up to this many filters, a convolution loads the 4x4 window around a square of four pixels once, instead of the four
 3x3 patches that overlap in it: half the loads or less. Nor is the vendor's library fast for so few."""
+WINDOW_FILTERS_AT_TEST = 64
+"""The same at test time, where no sums are kept besides: more filters fit into the registers."""
+
+SIZES = ["pixels", "pooled", "H", "W", "HP", "WP"]
+"""Sizes that kernels are not specialised for: a layer of one pixel would be compiled apart, and gain nothing."""
 
 
 @triton.jit
@@ -46,7 +52,7 @@ def _taps(x, weight, n, y, z, inside, H, W, D: tl.constexpr, F: tl.constexpr, BL
     return total
 
 
-@triton.jit(do_not_specialize=["pixels"])
+@triton.jit(do_not_specialize=SIZES)
 def _conv_kernel(x, weight, out, partial, pixels, H, W, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
     """Convolve, and sum each channel of the output and its square."""
     f = tl.arange(0, F)
@@ -65,7 +71,7 @@ def _conv_kernel(x, weight, out, partial, pixels, H, W, D: tl.constexpr, F: tl.c
     tl.store(partial + tl.program_id(0) * 2 * F + F + f, squares)
 
 
-@triton.jit(do_not_specialize=["pooled"])
+@triton.jit(do_not_specialize=SIZES)
 def _conv_pool_kernel(
     x, weight, scale, shift, out, pooled, H, W, HP, WP, SLOPE, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -116,7 +122,7 @@ def _four(x, weight, n, top, left, valid, H, W, D: tl.constexpr, F: tl.constexpr
     return z0, z1, z2, z3
 
 
-@triton.jit(do_not_specialize=["pooled"])
+@triton.jit(do_not_specialize=SIZES)
 def _conv_pool_window_kernel(
     x, weight, scale, shift, out, pooled, H, W, HP, WP, SLOPE, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -146,7 +152,7 @@ def _store_and_sum(z, out, n, y, x, inside, sums, squares, H, W, F: tl.constexpr
     return sums + z, squares + z * z
 
 
-@triton.jit(do_not_specialize=["pooled"])
+@triton.jit(do_not_specialize=SIZES)
 def _conv_window_kernel(
     x, weight, out, partial, pooled, H, W, HP, WP, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -179,7 +185,7 @@ def _row(x, n, y, z, inside, H, W, D: tl.constexpr):
     return tl.load(x + at[:, None] + k[None, :], mask=there, other=0)
 
 
-@triton.jit(do_not_specialize=["pixels"])
+@triton.jit(do_not_specialize=SIZES)
 def _weight_grad_kernel(x, dz, partial, pixels, H, W, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
     """Sums over pixels of x' dz for each of the filters' three rows: (3, 4 D, F), the last D of each of no use."""
     f, k = tl.arange(0, F), tl.arange(0, 4 * D)
@@ -207,7 +213,7 @@ def _load_corner(z, n, y, x, inside, H, W, F: tl.constexpr):
     return at, tl.load(z + at, mask=inside[:, None], other=0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["pooled"])
+@triton.jit(do_not_specialize=SIZES)
 def _pool_kernel(z, scale, shift, out, pooled, H, W, HP, WP, SLOPE, F: tl.constexpr, BLOCK: tl.constexpr):
     """Scale and shift, pool and activate."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -248,7 +254,7 @@ def _winners(z, scale, shift, grad, at, valid, H, W, HP, WP, SLOPE, F: tl.conste
     return won, winner, tl.where(best > 0, d, SLOPE * d)
 
 
-@triton.jit(do_not_specialize=["pooled"])
+@triton.jit(do_not_specialize=SIZES)
 def _pool_sums_kernel(
     z, scale, shift, grad, partial, pooled, H, W, HP, WP, SLOPE, F: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -265,7 +271,7 @@ def _pool_sums_kernel(
     tl.store(partial + tl.program_id(0) * 2 * F + F + f, tl.sum(products, axis=0))
 
 
-@triton.jit(do_not_specialize=["pooled"])
+@triton.jit(do_not_specialize=SIZES)
 def _pool_grad_kernel(
     z, scale, shift, grad, c0, c1, dz, pooled, H, W, HP, WP, SLOPE, F: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -346,8 +352,9 @@ def pool_grad(z: Tensor, scale: Tensor, shift: Tensor, grad: Tensor, c0: Tensor,
 def further_layer_inference(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, slope: float) -> Tensor:
     filters = weight.shape[0]
     kernel, options = _conv_pool_kernel, options_of(LAUNCH["conv_pool"])
-    if filters <= WINDOW_FILTERS:
-        kernel, options = _conv_pool_window_kernel, options_of(LAUNCH["conv_pool_window"])
+    if filters <= WINDOW_FILTERS_AT_TEST:
+        launch = "conv_pool_window" if filters <= WINDOW_FILTERS else "conv_pool_window_64"
+        kernel, options = _conv_pool_window_kernel, options_of(LAUNCH[launch])
     pooled, *sizes = sizes_of(x)
     out = torch.empty(len(x), *sizes[2:], filters, dtype=x.dtype, device=x.device)
     kernel[(triton.cdiv(pooled, options["BLOCK"]),)](

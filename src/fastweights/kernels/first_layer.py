@@ -8,7 +8,8 @@ moments of the patches are enough. In the backward pass they give every sum over
 Images get a frame of zeros and a channel of ones (`frame`), which makes the 4x4 window around a square of four pixels
 four aligned loads without a condition. A window holds the patches of all four pixels, each at its place: forward takes
 four products of it with filters moved to these places, the moments of patches are sums of parts of the moments of
-windows, and the channel of ones counts.
+windows, and the channel of ones counts. At test time there is nothing to count: a frame without that channel makes
+images of one channel half as large, and the products of their windows, too.
 """
 
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from fastweights.kernels.batch_norm import FINISHED, PROGRAMS, constants
 
 LAUNCH = {"frame": (1024, 4, 1), "moments": (128, 4, 2), "forward": (64, 4, 2), "backward": (64, 4, 2)}
 """Squares (or pixels) per block, warps and pipeline stages of each kernel: the fastest of those tried on an H200."""
+FORWARD = {1: (32, 4, 2), 2: (128, 4, 2)}
+"""Those of the forward pass on frames of one and of two channels."""
 
 
 @triton.jit(do_not_specialize=["pixels"])
@@ -268,10 +271,10 @@ def sizes_of(images: Tensor) -> Sizes:
     return Sizes(count * tall * wide, height, width, tall, wide)
 
 
-def frame(images: Tensor) -> Tensor:
-    """(B, H, W, C) bytes with zeros around, an even number of each, and ones in channel C of every pixel."""
+def frame(images: Tensor, *, ones: bool) -> Tensor:
+    """(B, H, W, C) bytes with zeros around, an even number of each; if wanted, ones in channel C of every pixel."""
     count, height, width, channels = images.shape
-    padded = triton.next_power_of_2(channels + 1)
+    padded = triton.next_power_of_2(channels + 1 if ones else channels)
     _, _, _, tall, wide = sizes_of(images)
     out = torch.empty(count, 2 * tall + 2, 2 * wide + 2, padded, dtype=torch.uint8, device=images.device)
     pixels, options = out.numel() // padded, options_of(LAUNCH["frame"])
@@ -319,7 +322,8 @@ def forward(
     framed: Tensor, sizes: Sizes, matrix: Tensor, scale: Tensor, shift: Tensor, slope: float, pool: bool, train: bool
 ) -> tuple[Tensor, Tensor]:
     """The layer's output (B, H or HP, W or WP, F), and which of the four pixels won."""
-    padded, filters, options = framed.shape[-1], matrix.shape[1], options_of(LAUNCH["forward"])
+    padded, filters = framed.shape[-1], matrix.shape[1]
+    options = options_of(FORWARD.get(padded, LAUNCH["forward"]))
     shape = (len(framed), *(sizes[3:] if pool else sizes[1:3]), filters)
     out = torch.empty(shape, dtype=matrix.dtype, device=framed.device)
     winner = torch.empty_like(out, dtype=torch.uint8) if pool and train else out
@@ -338,7 +342,7 @@ class FirstLayer(torch.autograd.Function):
         ctx: Any, images: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, norm: nn.BatchNorm2d, slope: float,
         pool: bool,
     ) -> Tensor:  # fmt: skip
-        framed, sizes = frame(images), sizes_of(images)
+        framed, sizes = frame(images, ones=True), sizes_of(images)
         channels, padded, filters = images.shape[3], framed.shape[3], weight.shape[0]
         matrix = filter_matrix(weight, padded)
         moments, step = window_moments(framed, sizes, matrix)
@@ -378,6 +382,6 @@ def first_layer(images: Tensor, weight: Tensor, norm: nn.BatchNorm2d, slope: flo
     """The layer in training, or with batch norm's running statistics."""
     if norm.training:
         return FirstLayer.apply(images, weight, norm.weight, norm.bias, norm, slope, pool)
-    framed = frame(images)
+    framed = frame(images, ones=False)
     matrix = filter_matrix(weight, framed.shape[-1])
     return forward(framed, sizes_of(images), matrix, *constants(norm), slope, pool, train=False)[0]
