@@ -5,6 +5,7 @@ before a first step. In a rehearsal the work is gone through once with nothing l
 kernels.
 """
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -30,6 +31,7 @@ def rehearse(work: Callable[[], object]) -> bool:
             # Backward passes stay on this thread, which is the one that has its kernels compiled by others.
             with compile_together(threads), torch.autograd.set_multithreading_enabled(False):
                 work()
+                importlib.import_module("torch._dynamo")  # for optimisers: seconds, better spent while threads compile
             _load_all(kernels, threads)
     except Exception:  # the work itself will say what is wrong with it
         return False

@@ -123,6 +123,8 @@ class Training:
         self.objective = MetaObjective(self.learner, sampler, settings, ranks, self.classifier)
         shape = {"way": settings.way, "shot": settings.shot, "queries": settings.queries}
         self.finetune_sampler = self._sampler(**shape) if settings.finetune_steps else sampler
+        if self._captures_graphs:
+            self._rehearse()  # before the optimiser is made: see `rehearse`
         self.take_step = TrainStep(
             self.objective,
             self._parts(),
@@ -251,8 +253,6 @@ class Training:
         if taken and self.ranks.first:
             raise UserError(f"{self.folder} already holds a run; resume it, or choose another folder.")
         self._owns_folder = True
-        if self._captures_graphs:
-            self._rehearse()
         if self.settings.pretrain_steps and not self.counters.pretrained:
             self.pretrain()
             if self.counters.pretrained:
@@ -437,10 +437,11 @@ class Training:
         return result
 
     def _evaluate(self, weights: Weights, split: str) -> Evaluation:
-        current = _copy(self.learner.state_dict())
-        self.learner.load_state_dict(weights)
+        current = self.learner.state_dict()
+        before = _copy(current)
+        _fill(current, weights)
         result = evaluate(self.learner, self.items[split], self.evaluation_tasks[split], self.settings.precision)
-        self.learner.load_state_dict(current)
+        _fill(current, before)
         return result
 
     def _write(self, event: str, **values: Any) -> None:
@@ -485,9 +486,18 @@ class Training:
 
 def _require_finite(weights: Weights, step: int) -> None:
     """A step whose loss was a number may still have ruined the weights."""
-    numbers = [tensor.isfinite().all() for tensor in weights.values() if tensor.is_floating_point()]
-    if not bool(torch.stack(numbers).all()):
+    numbers = [tensor for tensor in weights.values() if tensor.is_floating_point() and tensor.numel()]
+    largest = torch._foreach_norm(numbers, math.inf)  # of all at once: this stands between the steps of a run
+    if not bool(torch.stack([one.float() for one in largest]).isfinite().all()):
         raise UserError(f"the weights are NaN or infinite at step {step}; resume with a lower learning rate.")
+
+
+def _fill(weights: Weights, others: Weights) -> None:
+    """Give weights the values of others: two kernels instead of one for each tensor."""
+    for floats in (True, False):
+        names = [name for name, tensor in weights.items() if tensor.is_floating_point() == floats]
+        if names:
+            torch._foreach_copy_([weights[name] for name in names], [others[name] for name in names])
 
 
 def _copy(weights: Weights) -> dict[str, Tensor]:
