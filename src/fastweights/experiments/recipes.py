@@ -134,6 +134,7 @@ OWN: dict[str, Changes] = {
         "learning_rate": 1e-3, "schedule": "halving", "halve_every": 2_000, "tasks_per_step": 1,
         "steps": 30_000}, FOUR_LAYERS),
     "omniglot-*/prototypical-*": Changes({"train_way": 60, "train_queries": 5}),
+    "mini-imagenet-*/prototypical-*": Changes({}, {"uniform_start": True}),  # as PyTorch of 2017, which they used
     "mini-imagenet-*-1shot/prototypical-*": Changes({"train_way": 30, "train_queries": 15}),
     "mini-imagenet-*-5shot/prototypical-*": Changes({"train_way": 20, "train_queries": 15}),
     # Finn et al. (2017), appendix A.1; on Omniglot as many queries as examples, by their code.
