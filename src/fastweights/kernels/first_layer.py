@@ -23,8 +23,8 @@ from fastweights.kernels.batch_norm import FINISHED, PROGRAMS, constants
 
 LAUNCH = {"frame": (1024, 4, 1), "moments": (128, 4, 2), "forward": (64, 4, 2), "backward": (64, 4, 2)}
 """Squares (or pixels) per block, warps and pipeline stages of each kernel: the fastest of those tried on an H200."""
-FORWARD = {1: (32, 4, 2), 2: (128, 4, 2)}
-"""Those of the forward pass on frames of one and of two channels."""
+FORWARD = {1: (32, 4, 2)}
+"""Those of the forward pass on frames of one channel."""
 
 
 @triton.jit(do_not_specialize=["pixels"])
