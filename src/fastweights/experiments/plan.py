@@ -22,6 +22,8 @@ Key = tuple[str, str, str, str, str, int]
 """What identifies a line of the ledger: experiment, protocol, learner, variant, recipe, seed."""
 SMALL_STEP = 16
 """Steps of up to this many tasks leave most of a GPU idle."""
+FEW_ITEMS = 1_000
+"""And so do steps of so few items, however many tasks they belong to."""
 
 
 @dataclass(frozen=True)
@@ -218,10 +220,13 @@ def side_by_side_groups(runs: Sequence[Run], at_once: int) -> list[list[Run]]:
 
 
 def has_small_steps(run: Run) -> bool:
-    """Whether a run leaves most of a GPU idle: few tasks in a step, and no pre-training, which has large batches."""
+    """Whether a run leaves most of a GPU idle: little in a step, and no pre-training, which has large batches."""
     changes = changes_of(run.recipe, run.training, run.learner, run.variant).training
-    training = TrainSettings(**changes)
-    return not training.pretrain_steps and training.tasks_per_step <= SMALL_STEP
+    experiment = parse_experiment(run.training)
+    training = TrainSettings(**{"way": experiment.way, "shot": experiment.shot, **changes})
+    way, shot, queries = training.training_task
+    items = training.tasks_per_step * way * (shot + queries)
+    return not training.pretrain_steps and (training.tasks_per_step <= SMALL_STEP or items <= FEW_ITEMS)
 
 
 def choose(wanted: Sequence[str], seeds: int, recipe: str = "", learner: str = "", protocol: str = "") -> list[Run]:
