@@ -175,14 +175,19 @@ def seeds_table(lines: list[Line]) -> str:
 
 
 def first_step_table(lines: list[Line]) -> str:
-    """A row for each cell: on a machine that has never run it, and where its kernels are compiled already."""
+    """A row for each cell: on a machine that has never run it, and where its kernels are compiled already.
+
+    Both by the same commit: what another took is no comparison.
+    """
     by_cell: dict[str, dict[bool, Line]] = {}
     for line in lines:
         by_cell.setdefault(line["cell"], {})[line["fresh"]] = line
 
     def row(line: Line) -> list[str]:
-        taken = [by_cell[line["cell"]].get(fresh) for fresh in (True, False)]
-        return [line["cell"], *(f"{one['first_step_s']:.1f}" if one else "-" for one in taken)]
+        fresh, again = (by_cell[line["cell"]].get(fresh) for fresh in (True, False))
+        if fresh and again and fresh.get("commit") != again.get("commit"):
+            again = None
+        return [line["cell"], *(f"{one['first_step_s']:.1f}" if one else "-" for one in (fresh, again))]
 
     heads = ["cell", "seconds to the first replayed step, nothing compiled yet", "compiled before"]
     return measured([next(iter(pair.values())) for pair in by_cell.values()], heads, row)

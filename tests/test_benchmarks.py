@@ -316,8 +316,10 @@ def test_first_steps_have_a_row_for_each_cell():
         return {**about, "first_step_s": seconds, **MACHINE, **more}
 
     lines = [line("c/l", True, 9.87), line("c/l", False, 4.0), line("d/m", True, 12.0)]
-    made = load("table.py")["tables"]([*lines, line("c/l", True, 31.0, rehearsed=False)])
-    assert [row for row in made.splitlines() if "/" in row][-2:] == ["| c/l | 9.9 | 4.0 |", "| d/m | 12.0 | - |"]
+    others = [line("e/n", False, 11.0, commit="former"), line("e/n", True, 10.0, commit="later")]
+    made = load("table.py")["tables"]([*lines, line("c/l", True, 31.0, rehearsed=False), *others])
+    rows = [row for row in made.splitlines() if row.startswith("| ") and "/" in row]
+    assert rows == ["| c/l | 9.9 | 4.0 |", "| d/m | 12.0 | - |", "| e/n | 10.0 | - |"]
 
 
 def test_pretraining_has_a_table_of_the_recipe_as_it_is():

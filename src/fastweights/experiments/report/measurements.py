@@ -130,8 +130,8 @@ def _ms_text(ms: float) -> str:
 ORDERS_TEXT = """The read-out has a row of weights for each label slot, and they differ: a model is right more often
 with one slot than with another. Here each test task is described once for each cyclic order of its labels and the
 probabilities are averaged, at the cost of the head alone and without a look at other queries (`fastweights evaluate
---label-orders`). Gains are paired by task, with their 95 % interval; *slots* are the accuracies of the worst and the
-best label slot."""
+--label-orders`). Gains are paired by task, with their 95 % interval; *slots* are the accuracies of a model's worst and
+best label slot, the mean over seeds."""
 
 
 def label_orders(results: Results, dataset: str) -> list[str]:
@@ -150,18 +150,18 @@ def _run_of(line: Line) -> tuple[str, str, str, int]:
 
 
 def _orders_row(runs: Sequence[tuple[tuple[str, str, str, int], Line]]) -> tuple[str, ...]:
-    """The seeds of one cell by one recipe: means, intervals of one seed's tasks, and the range of its slots."""
+    """The seeds of one cell by one recipe: means, intervals of one seed's tasks, and the mean range of its slots."""
     (cell, recipe, variant, _), lines = runs[0][0], [line for _, line in runs]
 
     def mean(name: str) -> float:
         return statistics.fmean(line[name] for line in lines)
 
     def slots(name: str) -> str:
-        by_slot = [statistics.fmean(of_slot) for of_slot in zip(*(line[name] for line in lines), strict=True)]
-        return f"{min(by_slot):.1f}-{max(by_slot):.1f}"
+        worst, best = (statistics.fmean(of(line[name]) for line in lines) for of in (min, max))
+        return f"{worst:.1f}-{best:.1f}"
 
     numbers = [f"{mean(name):.2f} ± {mean(f'{name}_ci95'):.2f}" for name in ("plain", "averaged")]
     seeds = f"{len(lines)} {'seed' if len(lines) == 1 else 'seeds'}"
     gain = f"{mean('gain'):+.2f} ± {mean('gain_ci95'):.2f} ({seeds})"
-    called = ", ".join(filter(None, (recipe, variant)))
+    called = ", ".join(filter(None, (recipe, variant and f"{variant} split")))
     return f"`{cell}`", called, *numbers, gain, slots("plain_by_label"), slots("averaged_by_label")
