@@ -109,5 +109,7 @@ def test_large_batches_and_pretraining_fill_a_gpu():
     assert has_small_steps(run_of("mini-imagenet-5way-1shot/fwcnn-hebb", "paper"))
     assert has_small_steps(run_of("ptb-5way-1shot/lstm-fwmlp-hebb", "paper"))
     assert not has_small_steps(run_of("omniglot-5way-1shot/fwcnn-hebb", "best"))  # 64 tasks in a step
+    assert has_small_steps(run_of("omniglot-5way-1shot/maml-cnn", "own"))  # 32 tasks, but only ten items each
+    assert not has_small_steps(run_of("omniglot-20way-1shot/snail-cnn", "own"))  # 32 tasks of forty
     assert not has_small_steps(run_of("mini-imagenet-5way-1shot/fwresnet-hebb", "best"))  # 16, and pre-training
     assert has_small_steps(run_of("mini-imagenet-5way-1shot/maml-cnn", "best"))  # 16, none

@@ -151,6 +151,7 @@ OWN: dict[str, Changes] = {
     "mini-imagenet-*/metanet-*": Changes({"train_way": 10}),
     # Mishra et al. (2017) ask one query in each task, ours one of each class; how long they train is not said.
     "*/snail-*": Changes({"steps": 40_000, "train_queries": 1}),
+    "mini-imagenet-*/snail-*": Changes({"steps": 16_000}),
     # Santoro et al. (2016): 100,000 episodes, read as steps.
     "*/mann-*": Changes({"steps": 100_000}),
 }
