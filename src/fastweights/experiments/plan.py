@@ -127,6 +127,13 @@ def _cells_of_other_systems() -> tuple[str, ...]:
     return _one_shot_first(list(dict.fromkeys(cells)))
 
 
+def _one_shot_by_best() -> tuple[str, ...]:
+    """The five-way one-shot cells of these systems, where an encoder is part of them."""
+    return tuple(
+        cell for cell in _cells_of_other_systems() if "-5way-1shot/" in cell and not cell.endswith("/mann-pixels")
+    )
+
+
 LEAVE_ONE_OUT_STEP = Step(
     "the leave-one-out ablation of the best recipe",
     tuple("/".join((*cell, variant)) for cell in _LEFT_OUT_OF for variant in leave_one_out_of(*cell)),
@@ -144,6 +151,7 @@ PLAN: tuple[Step, ...] = (
     Step("the pooled split by the paper's recipe", _POOLED, recipe="paper", protocol="pooled"),
     Step("the baselines", _IMAGE_BASELINES + _cells(_PTB_1, "matching-lstm")),
     Step("every other system by its own recipe", _cells_of_other_systems(), recipe="own"),
+    Step("the other systems with one shot by the best recipe", _one_shot_by_best()),
     Step("any number of classes", _cells(_OMNIGLOT_1 + _MINI_1, "fwcnn-open") + _cells(_MINI_1, "fwresnet-open")),
     Step("the normalised rule, for the stretch targets", _NORMALISED),
     Step(

@@ -118,6 +118,13 @@ BEST: dict[str, Changes] = {
         "pretrain_steps": 0, "ema_decay": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}),
     "*/meta-lstm-*": Changes({
         "pretrain_steps": 0, "ema_decay": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}),
+    "*/metanet-*": Changes({
+        "pretrain_steps": 0, "ema_decay": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}),
+    # Others above a ResNet: pre-trained alike, but more than one layer above it starts from scratch.
+    **dict.fromkeys(("mini-imagenet-*/adaresnet-*", "mini-imagenet-*/snail-resnet"), Changes({
+        "augment": ("flip", "resized-crop", "jitter"), "tasks_per_step": 16, "steps": 2_000, "learning_rate": 1e-3,
+        "encoder_lr_scale": 0.1, "weight_decay": 0.05, "validate_every": 3_200, "pretrain_steps": 20_000,
+        "pretrain_batch": 256, "pretrain_rotation": True}, {"dropout": 0.1})),
 }
 # fmt: on
 
