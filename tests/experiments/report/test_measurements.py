@@ -120,7 +120,8 @@ def test_label_orders_have_a_row_for_each_cell_and_recipe(results):
     page = write.beside(results(*lines))["mini-imagenet.md"]
     row = "| `mini-imagenet-5way-1shot/fwcnn-hebb` | best | 51.00 ± 0.40 | 51.50 ± 0.20 | +0.50 ± 0.10 (2 seeds) |"
     assert f"{row} 46.0-56.0 | 50.5-52.5 |" in page
-    assert "| paper, standard split | 40.00 ± 0.40 | 43.00 ± 0.20 | +3.00 ± 0.10 (1 seed) | 35.0-45.0 | 42.0-44.0 |" in page
+    row = "| paper, standard split | 40.00 ± 0.40 | 43.00 ± 0.20 | +3.00 ± 0.10 (1 seed) | 35.0-45.0 |"
+    assert f"{row} 42.0-44.0 |" in page
     assert "Label order" not in write.beside(results(*lines))["omniglot.md"]
 
 
