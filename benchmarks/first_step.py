@@ -70,8 +70,6 @@ def measure(options: argparse.Namespace) -> tuple[dict, list[Compilation]]:
     with patch.object(Training, "_rehearse", (lambda _: None) if options.no_rehearsal else rehearsing):
         run = Training(model, settings, Dataset(name, splits, "noise"), device)
         clock.mark("build")
-        if device.type == "cuda" and "rehearsal" not in clock.parts:
-            run._rehearse()
     for step in range(options.steps):
         run.take_step(step, 0.0)
         clock.mark(f"step {step + 1}")

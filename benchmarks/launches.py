@@ -14,7 +14,7 @@ import torch
 
 from fastweights.bench import append
 from fastweights.experiments.run import find_commit
-from fastweights.utils.devices import device_name, find_device
+from fastweights.utils.devices import device_name
 from fastweights.utils.errors import UserError
 
 REPLAYS = 300
@@ -62,8 +62,9 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="of this code, where git cannot tell")
     parser.add_argument("--out", type=Path, help="the record to append to")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU here, and this measures one.")
     try:
-        find_device("cuda")
         commit = find_commit(options.commit) if options.out else options.commit
     except UserError as error:
         parser.error(str(error))

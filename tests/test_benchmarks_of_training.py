@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastweights import bench
 from fastweights.experiments.report.measurements import label_orders, timed
@@ -69,6 +70,14 @@ def test_a_cell_that_is_none_is_named_in_a_sentence(seeds, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         call(monkeypatch, seeds, "omniglot-5way-1shot/nope")
     assert "nope" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_launches_are_measured_on_a_gpu_alone(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["launches"])
+    with pytest.raises(SystemExit, match="2"):
+        script("launches").main()
+    assert "no GPU here" in capsys.readouterr().err
 
 
 def test_the_way_to_the_first_step_is_told_part_by_part_and_recorded(monkeypatch, capsys, tmp_path):

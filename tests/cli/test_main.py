@@ -458,7 +458,7 @@ def test_a_recipe_is_printed_with_where_each_setting_comes_from(monkeypatch, cap
     monkeypatch.setenv("COLUMNS", "160")
     assert call(monkeypatch, "recipe", "mini-imagenet-5way-1shot/fwresnet-hebb") == 0
     said = capsys.readouterr().out
-    assert re.search(r"tasks_per_step +│ 16 +│ .*mini-imagenet-\*/fwresnet-\*", said)
+    assert re.search(r"tasks_per_step +│ 16 +│ .*mini-imagenet-\*/\*resnet\*", said)
     assert re.search(r"width +│ 1024 +│ .*fwresnet-hebb", said)
     assert re.search(r"optimizer +│ adam +│ default", said)
 

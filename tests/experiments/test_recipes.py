@@ -101,9 +101,9 @@ def test_origins_say_where_each_setting_comes_from():
     found = origins("best", *cell, "no-ema")
     assert found.training["test_tasks"] == (5_000, "tasks, mini-imagenet-*")
     assert found.training["schedule"] == ("cosine", "best, *")
-    assert found.training["pretrain_batch"] == (256, "best, mini-imagenet-*/fwresnet-*")
+    assert found.training["pretrain_batch"] == (256, "best, mini-imagenet-*/*resnet*")
     assert found.training["ema_decay"] == (0.0, "variant no-ema")
-    assert found.learner == {"dropout": (0.1, "best, mini-imagenet-*/fwresnet-*")}
+    assert found.learner == {"dropout": (0.1, "best, mini-imagenet-*/*resnet*")}
     assert origins("paper", *cell).training["steps"] == (12_500, "paper, mini-imagenet-*/fwresnet-*")
     assert origins("paper-long", *cell).training["steps"] == (50_000, "paper-long, mini-imagenet-*/fwresnet-*")
     assert origins("paper-long", *cell).training["validate_every"] == (400, "paper, mini-imagenet-*")

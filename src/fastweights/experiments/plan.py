@@ -110,7 +110,6 @@ _HEBB, _GRADIENT = _fast_weight_cells("hebb"), _fast_weight_cells("gradient")
 _FIRST_ORDER, _NORMALISED = _fast_weight_cells("gradient1"), _fast_weight_cells("normalised")
 _POOLED = _cells((*_PTB_1, *_PTB_MORE), "lstm-fwmlp-hebb")
 _ABLATION = tuple("/".join(filter(None, (*ABLATION_CELL, bar.variant))) for bar in ABLATION)
-_IMAGE_BASELINES = _cells(("omniglot-5way-1shot", *_MINI_1), "matching-cnn", "prototypical-cnn", "maml-cnn")
 _LEFT_OUT_OF = (ABLATION_CELL, ("omniglot-5way-1shot", "fwcnn-hebb"), ("ptb-5way-1shot", "lstm-fwmlp-hebb"))
 
 
@@ -149,7 +148,6 @@ PLAN: tuple[Step, ...] = (
     Step("the ablation figure by the paper's recipe", _ABLATION, recipe="paper"),
     Step("the pooled split of Penn Treebank", _POOLED, protocol="pooled"),
     Step("the pooled split by the paper's recipe", _POOLED, recipe="paper", protocol="pooled"),
-    Step("the baselines", _IMAGE_BASELINES + _cells(_PTB_1, "matching-lstm")),
     Step("every other system by its own recipe", _cells_of_other_systems(), recipe="own"),
     Step("the other systems with one shot by the best recipe", _one_shot_by_best()),
     Step("any number of classes", _cells(_OMNIGLOT_1 + _MINI_1, "fwcnn-open") + _cells(_MINI_1, "fwresnet-open")),

@@ -98,10 +98,13 @@ BEST: dict[str, Changes] = {
     "mini-imagenet-5way-5shot/fwcnn-hebb": Changes({
         "steps": 12_000, "norm_penalty": 5.0, "key_norm": 3.0, "freeze_encoder_steps": 100, "schedule": "constant",
         "ema_decay": 0.998, "validation_tasks": 2_000}),
-    "mini-imagenet-*/fwresnet-*": Changes({
-        "augment": ("flip", "resized-crop", "jitter"), "tasks_per_step": 16, "steps": 400, "learning_rate": 3e-4,
-        "weight_decay": 0.05, "validate_every": 1_600, "pretrain_steps": 20_000, "pretrain_batch": 256,
-        "pretrain_rotation": True}, {"dropout": 0.1}),
+    "mini-imagenet-*/*resnet*": Changes({
+        "augment": ("flip", "resized-crop", "jitter"), "tasks_per_step": 16, "weight_decay": 0.05,
+        "pretrain_steps": 20_000, "pretrain_batch": 256, "pretrain_rotation": True}, {"dropout": 0.1}),
+    "mini-imagenet-*/fwresnet-*": Changes({"steps": 400, "learning_rate": 3e-4, "validate_every": 1_600}),
+    # Others have more layers above the ResNet that start from scratch.
+    **dict.fromkeys(("mini-imagenet-*/adaresnet-*", "mini-imagenet-*/snail-resnet"), Changes({
+        "steps": 2_000, "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "validate_every": 3_200})),
     # The layers above a pre-trained ResNet start from scratch: a small learning rate protects the encoder.
     "mini-imagenet-*/fwresnet-normalised": Changes({
         "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "key_norm": 3.0, "freeze_encoder_steps": 50}),
@@ -114,17 +117,8 @@ BEST: dict[str, Changes] = {
         "learning_rate": 1e-3, "tasks_per_step": 256, "steps": 1_500, "validate_every": 38_400,
         "validation_tasks": 2_000, "pretrain_steps": 5_000, "pretrain_batch": 2_048, "pretrain_learning_rate": 2e-3,
         "pretrain_label_smoothing": 0.0, "ema_decay": 0.995}, {"dropout": 0.4}),
-    "*/maml-*": Changes({
-        "pretrain_steps": 0, "ema_decay": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}),
-    "*/meta-lstm-*": Changes({
-        "pretrain_steps": 0, "ema_decay": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}),
-    "*/metanet-*": Changes({
-        "pretrain_steps": 0, "ema_decay": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600}),
-    # Others above a ResNet: pre-trained alike, but more than one layer above it starts from scratch.
-    **dict.fromkeys(("mini-imagenet-*/adaresnet-*", "mini-imagenet-*/snail-resnet"), Changes({
-        "augment": ("flip", "resized-crop", "jitter"), "tasks_per_step": 16, "steps": 2_000, "learning_rate": 1e-3,
-        "encoder_lr_scale": 0.1, "weight_decay": 0.05, "validate_every": 3_200, "pretrain_steps": 20_000,
-        "pretrain_batch": 256, "pretrain_rotation": True}, {"dropout": 0.1})),
+    **dict.fromkeys(("*/maml-*", "*/meta-lstm-*", "*/metanet-*"), Changes({
+        "pretrain_steps": 0, "ema_decay": 0.0, "tasks_per_step": 16, "steps": 6_000, "validate_every": 9_600})),
 }
 # fmt: on
 

@@ -84,7 +84,7 @@ def test_the_plan_is_counted(tmp_path):
     assert "| every fast-weight cell by Hebb and second-order gradient | 1 of 22 |" in text
     assert "| three seeds of the Hebb cells | 2 of 33 |" in text
     assert "| the ablation figure | 2 of 6 |" in text
-    assert "| the baselines | 0 of 7 |" in text
+    assert "| the other systems with one shot by the best recipe | 0 of 30 |" in text
     assert "| first-order gradient | 0 of 11 |" in text
 
 
