@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vjp, vmap
 from torch.nn import functional as F
 
-from fastweights.kernels.per_task import convolve
+from fastweights.kernels import per_task
 from fastweights.learners.base import Learner
 from fastweights.learners.checks import State, check_labels, check_way, count_classes
 from fastweights.learners.registry import Preset, register
@@ -33,6 +33,8 @@ from fastweights.utils.precision import at_least_float32, check_precise, full_pr
 from fastweights.utils.settings import Settings, option
 
 Parameters = dict[str, Tensor]
+STRIDE = 16
+"""The weights of tasks lie a multiple of so many numbers apart, so that kernels can load several at once."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,23 @@ class AdaptedNetwork(Learner):
 
     @property
     def start(self) -> Tensor:
-        """The weights from which tasks start, end to end: (P)."""
-        return torch.cat([parameter.flatten() for parameter in self.network.parameters()])
+        """The weights from which tasks start, end to end: (P), as `by_name` has them."""
+        pieces = [_channels_last(parameter).flatten() for parameter in self.network.parameters()]
+        beyond = -sum(map(len, pieces)) % STRIDE
+        return torch.cat([*pieces, pieces[0].new_zeros(beyond)])
 
-    def by_name(self, weights: Tensor) -> Parameters:
-        """Weights (..., P) as the parameters of the network."""
-        names, parameters = zip(*self.network.named_parameters(), strict=True)
-        pieces = weights.split([parameter.numel() for parameter in parameters], dim=-1)
-        shapes = [(*weights.shape[:-1], *parameter.shape) for parameter in parameters]
-        return {name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)}
+    def by_name(self, weights: Tensor, *, channels_last: bool = True) -> Parameters:
+        """Weights (..., P) as the parameters of the network, with the numbers of filters (F, D, 3, 3) in the order of
+        (3, 3, D, F), in which kernels read them, or in their own. What is beyond the last parameter is of no use."""
+        parameters, leading, shaped = dict(self.network.named_parameters()), weights.shape[:-1], {}
+        sizes = [parameter.numel() for parameter in parameters.values()]
+        *pieces, _ = weights.split([*sizes, weights.shape[-1] - sum(sizes)], dim=-1)
+        for (name, parameter), piece in zip(parameters.items(), pieces, strict=True):
+            if channels_last and parameter.dim() == 4:
+                shaped[name] = piece.view(*leading, *_channels_last(parameter).shape).movedim((-1, -2), (-4, -3))
+            else:
+                shaped[name] = piece.view((*leading, *parameter.shape))
+        return shaped
 
     def call(self, parameters: Parameters, x: Tensor) -> Tensor:
         """The logits (n, C) of items (n, *item) by the network of one task."""
@@ -106,10 +116,28 @@ class AdaptedNetwork(Learner):
         assert isinstance(output, Tensor)
         return output
 
-    def loss(self, weights: Tensor, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
-        """The mean cross-entropy of items (n, *item) with labels (n) by a network with these weights (P)."""
-        bound = self.call(self.by_name(weights), x).gather(1, slots.expand(len(x), -1))
-        return -bound.log_softmax(1).gather(1, y.unsqueeze(1)).mean()
+    def goals(self, y: Tensor, slots: Tensor) -> Tensor:
+        """Labels (T, n), bound to output units (T, N), as ones among zeros (T, n, N): by unit if all are bound, so that
+        no step need bring them into the order of the labels."""
+        y = slots.gather(1, y) if slots.shape[1] == self.slots else y
+        return (y.unsqueeze(2) == torch.arange(slots.shape[1], device=y.device)).view(torch.uint8)
+
+    def gradient(self, weights: Tensor, x: Tensor, goal: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the mean cross-entropy of items (n, *item) with goals (n, N) at the weights (P) of a network, and the
+        logarithms of its probabilities (n, N).
+
+        Written out, it takes a third of the kernels of `grad`. Autocast is over when gradients are taken: what is below
+        the head knows its format, and the head has full precision.
+        """
+
+        def logits(weights: Tensor) -> Tensor:
+            outputs = self.call(self.by_name(weights), x)
+            return outputs if goal.shape[1] == self.slots else outputs.gather(1, slots.expand(len(x), -1))
+
+        found, pull_back = vjp(logits, weights)  # type: ignore[misc]
+        with torch.autocast(x.device.type, enabled=False):
+            logarithms = found.log_softmax(1)
+            return pull_back((logarithms.exp() - goal) / len(x))[0], logarithms
 
 
 @register("maml", PRESETS)
@@ -130,8 +158,8 @@ class MAML(AdaptedNetwork):
         return {"inner_steps": 5, "inner_rate": 0.01} if max(item_shape) > 32 else {"inner_steps": 1, "inner_rate": 0.4}
 
     def adapted(self, x: Tensor, y: Tensor, slots: Tensor) -> dict[str, Tensor]:
-        weights = vmap(self.adapt, (None, 0, 0, 0), randomness="different")(self.start, x, y, slots)
-        return self.by_name(weights)
+        start = self.start.expand(len(x), -1)  # here, so that gradients at all tasks' weights are added up once
+        return self.by_name(vmap(self.adapt, randomness="different")(start, x, self.goals(y, slots), slots))
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         self.check_items(query_x)
@@ -144,11 +172,11 @@ class MAML(AdaptedNetwork):
     def state_shapes(self) -> Shapes:
         return {"slots": (None,), **{name: tuple(p.shape) for name, p in self.network.named_parameters()}}
 
-    def adapt(self, weights: Tensor, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
-        """The weights (P) that suit one task: items (n, *item) with labels (n), bound to output units (N)."""
+    def adapt(self, weights: Tensor, x: Tensor, goal: Tensor, slots: Tensor) -> Tensor:
+        """The weights (P) that suit one task: items (n, *item) with goals (n, N), bound to output units (N)."""
         for _ in range(self.inner_steps if self.training else self.test_steps or self.inner_steps):
-            step = grad(self.loss)(weights, x, y, slots)
-            weights = weights.sub(step.detach() if self.first_order else step, alpha=self.inner_rate)
+            step, _ = self.gradient(weights, x, goal, slots)
+            weights = weights.add(step.detach() if self.first_order else step, alpha=-self.inner_rate)
         return weights
 
 
@@ -179,18 +207,28 @@ class _BatchStatistics(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return normalise_by_batch(x, self.weight, self.bias, self.eps)
 
+    def pooled(self, x: Tensor, slope: float) -> Tensor:
+        """Batch norm, 2x2 max-pooling that rounds up, and leaky ReLU."""
+        if per_task.has_kernels(x):
+            from fastweights.kernels.per_task_norm import fits, normalise_and_pool  # deferred: needs Triton
+
+            if fits(x):
+                return normalise_and_pool(x, self.weight, self.bias, self.eps, slope)
+        x = F.max_pool2d(self(x), 2, ceil_mode=True)
+        return F.leaky_relu(x, slope, inplace=x.device.type == "cpu")
+
 
 class _OwnFilters(nn.Module):
-    """A 3x3 convolution whose filters are each task's own: on a GPU as products of matrices."""
+    """A 3x3 convolution whose filters are each task's own: quick on a GPU."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = convolution.weight, convolution.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda:
+        if not (x.is_cuda or per_task.has_kernels(x)):
             return F.conv2d(x, self.weight, self.bias, padding=1)
-        y = convolve(x, self.weight)
+        y = per_task.convolve(x, self.weight)
         return y if self.bias is None else y + self.bias.view(-1, 1, 1).to(y.dtype)
 
 
@@ -204,3 +242,8 @@ def adapt_by_task(module: nn.Module) -> None:
             setattr(module, name, _OwnFilters(child))
         else:
             adapt_by_task(child)
+
+
+def _channels_last(parameter: Tensor) -> Tensor:
+    """Filters (F, D, H, W) as (H, W, D, F); others as they are."""
+    return parameter.permute(2, 3, 1, 0) if parameter.dim() == 4 else parameter

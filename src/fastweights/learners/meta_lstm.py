@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 from torch.nn import functional as F
 
 from fastweights.learners.checks import State
@@ -72,12 +72,14 @@ class MetaLSTM(AdaptedNetwork):
         return {"inner_steps": 12 if shot == 1 else 5}
 
     def adapted(self, x: Tensor, y: Tensor, slots: Tensor) -> dict[str, Tensor]:
-        return {"weights": self.adapt(x, y, slots)}
+        parameters = self.by_name(self.adapt(x, y, slots))
+        return {"weights": torch.cat([parameter.flatten(1) for parameter in parameters.values()], dim=1)}
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         self.check_items(query_x)
         self.check_state(state, query_x)
-        logits = vmap(self.call, randomness="different")(self.by_name(state["weights"]), query_x)
+        parameters = self.by_name(state["weights"], channels_last=False)
+        logits = vmap(self.call, randomness="different")(parameters, query_x)
         return bound_logits(logits, state["slots"])
 
     @property
@@ -86,17 +88,19 @@ class MetaLSTM(AdaptedNetwork):
 
     def adapt(self, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
         """The weights (T, P) that suit tasks: items (T, n, *item) with labels (T, n), bound to output units (T, N)."""
-        weights, memory = self.start.expand(len(x), -1), None
-        by_task = vmap(grad_and_value(self.loss), randomness="different")
+        weights, memory, goals = self.start.expand(len(x), -1), None, self.goals(y, slots)
+        by_task = vmap(self.gradient, randomness="different")
         for _ in range(self.inner_steps):
             with torch.no_grad():
-                gradients, losses = by_task(weights.detach(), x, y, slots)
+                gradients, logarithms = by_task(weights.detach(), x, goals, slots)
+                losses = (logarithms * goals).sum((1, 2)) / -x.shape[1]
             weights, memory = self.optimiser(weights, gradients, losses, memory)
         return weights
 
 
-Memory = tuple[Tensor, Tensor, Tensor]
-"""Of each coordinate: output and cell of the LSTM that reads (T P, hidden), and the last gates (T, P, 2)."""
+Memory = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of each coordinate: output and cell of the LSTM that reads (T P, hidden), and the last gates (T, P, 2). The fourth is
+the matrix by which gates are computed, which is made in the first step."""
 
 
 class LearnedOptimiser(nn.Module):
@@ -119,11 +123,13 @@ class LearnedOptimiser(nn.Module):
         of_gradients, of_loss = features[:, :-1], features[:, -1:].expand(-1, weights.shape[1], -1)
         seen = torch.cat([of_gradients, of_loss], dim=-1).flatten(0, 1)
         output, cell = self.lstm(seen, None if memory is None else memory[:2])
-        last = weights.new_zeros(*weights.shape, 2) if memory is None else memory[2]
+        last, matrix = (
+            (weights.new_zeros(*weights.shape, 2), self._weights_of_gates()) if memory is None else memory[2:]
+        )
         seen_by_gates = torch.cat([output.view(*weights.shape, -1), weights.unsqueeze(-1), last], dim=-1)
-        gates = F.linear(seen_by_gates, self._weights_of_gates(), self.gates.bias).sigmoid()
+        gates = F.linear(seen_by_gates, matrix, self.gates.bias).sigmoid()
         forget, admit = gates.unbind(-1)
-        return torch.addcmul(forget * weights, admit, gradients, value=-1), (output, cell, gates)
+        return torch.addcmul(forget * weights, admit, gradients, value=-1), (output, cell, gates, matrix)
 
     def _weights_of_gates(self) -> Tensor:
         """By [h, w, last forget gate, last input gate], of which each gate sees its own last value alone."""

@@ -75,6 +75,9 @@ class CNN(Encoder):
             if layer == 0 and self._first_can_be_joined(x):
                 x = first_layer(x, self.convolutions[0].weight, self.norms[0], self.slope)  # type: ignore[arg-type]
                 continue
+            if layer < len(self.norms) and hasattr(self.norms[layer], "pooled"):  # the batch norm of MAML
+                x = self.norms[layer].pooled(self.convolutions[layer](x), self.slope)  # type: ignore[operator]
+                continue
             # The activation is increasing, so it may follow the pooling: the same result for a quarter of the work.
             x = F.max_pool2d(self.pre_activation(x, layer), 2, ceil_mode=True)
             x = F.leaky_relu(x, self.slope, inplace=x.device.type == "cpu")  # on a GPU it would copy views of MAML
