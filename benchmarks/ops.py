@@ -1,19 +1,25 @@
-"""Kernels of a training step, counted without a GPU: with few tasks a step, their number is what a captured step costs.
+"""Kernels of a training step and the bytes they move, counted without a GPU: what a captured step costs.
 
     python benchmarks/ops.py omniglot-5way-1shot/maml-cnn                 # by the recipe own
     python benchmarks/ops.py --recipe paper --lines 20 omniglot-5way-1shot/fwcnn-hebb
+    python benchmarks/ops.py --lines 20 --by bytes mini-imagenet-5way-1shot/snail-resnet
 
 A step is taken on tensors without numbers (torch's fake tensors) that say they are on a GPU. Every operation that is
-more than a view or an allocation is counted: drawing tasks, forward, backward and optimiser. `--lines` names the lines
-of this library that start the most. What Triton's kernels do is counted as plain operations, so encoders of images look
-larger than they are: `encoder` is their share. The vendor's LSTM is guessed at two kernels a word and layer.
+more than a view or an allocation is counted: drawing tasks, forward, backward and optimiser, with the megabytes of the
+tensors it reads and writes; `strided` is the share of copies of what does not lie together. `--lines` names the lines
+of this library that start the most, or move the most. What Triton's kernels do in encoders of images is counted as
+plain operations, so these look larger than they are: `encoder` is their share; those of MAML and Meta-LSTM, whose tasks
+have encoders of their own, are counted as they are launched. The vendor's LSTM is guessed at two kernels a word and
+layer.
 """
 
 import argparse
+import math
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +29,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fastweights.data.items import Items, TextItems
 from fastweights.experiments.recipes import RECIPES, settings_by
@@ -50,26 +57,32 @@ SEVERAL = {
     "native_batch_norm_backward": 2, "nll_loss_backward": 2, "sort": 2, "topk": 2,
 }  # fmt: skip
 """How many kernels an operation starts, where it is not one."""
+UNREAD = {"copy_", "fill_", "full_like", "new_ones", "new_zeros", "ones_like", "zero_", "zeros_like"}
+"""Operations that do not read their first argument."""
+PICKING = {"embedding", "gather", "index", "index_select"}
+"""Operations that read no more of their first argument than they give back."""
+COPIES = {"_to_copy", "clone", "contiguous", "copy_"}
 VENDOR = 2
 """Kernels of the vendor's LSTM for a word in a layer, forwards or backwards."""
 
 
 class Counted(TorchDispatchMode):
-    """Counts kernels by phase, whether they are the encoder's, and line. Backward, the line is that of the forward."""
+    """Counts kernels and bytes by phase, whether they are the encoder's, and line: backward that of the forward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernels = Counter[tuple[str, bool, str]]()
+        self.kernels, self.bytes, self.strided = (Counter[tuple[str, bool, str]]() for _ in range(3))
         self.phase, self.depth = PHASES[0], 0
         self._places: dict[int, tuple[bool, str]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if name not in FREE:
-            self.add(sum(args[-1]) if name == "convolution_backward" else SEVERAL.get(name, 1))
+            kernels = sum(args[-1]) if name == "convolution_backward" else SEVERAL.get(name, 1)
+            self.add(kernels, bytes_moved(name, args, kwargs, result), strided=is_strided_copy(name, args, result))
         return result
 
-    def add(self, kernels: int) -> None:
+    def add(self, kernels: int, moved: int = 0, *, strided: bool = False) -> None:
         node = torch._C._current_autograd_node()
         place = self.depth > 0, calling_line()
         if node is not None and self.phase == "backward":
@@ -78,6 +91,8 @@ class Counted(TorchDispatchMode):
             number = torch.autograd._get_sequence_nr()
             self._places |= {number: place, number - 1: place}
         self.kernels[(self.phase, *place)] += kernels
+        self.bytes[(self.phase, *place)] += moved
+        self.strided[(self.phase, *place)] += moved if strided else 0
 
     def enter(self, *_: Any) -> None:
         self.depth += 1
@@ -87,6 +102,25 @@ class Counted(TorchDispatchMode):
 
     def of(self, phase: str, *, encoder: bool | None = None) -> int:
         return sum(n for (p, e, _), n in self.kernels.items() if p == phase and encoder in (None, e))
+
+
+def bytes_moved(name: str, args: Any, kwargs: Any, result: Any) -> int:
+    """Of the tensors that an operation reads, and of those that it writes."""
+    written = sum(map(size_of, tree_leaves(result)))
+    read = args[1:] if name in UNREAD | PICKING else args
+    return sum(map(size_of, tree_leaves((read, kwargs)))) + written * (2 if name in PICKING else 1)
+
+
+def size_of(x: Any) -> int:
+    """The bytes of a tensor; what is repeated by a stride of 0 is there once."""
+    if not isinstance(x, Tensor):
+        return 0
+    return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride) * x.element_size()
+
+
+def is_strided_copy(name: str, args: Any, result: Any) -> bool:
+    """Whether numbers lie in another order in the copy, or lay apart."""
+    return name in COPIES and args[name == "copy_"].stride() != result.stride()
 
 
 def calling_line() -> str:
@@ -131,27 +165,20 @@ class VendorLSTM(torch.autograd.Function):
         return tuple(map(torch.empty_like, ctx.saved_tensors))
 
 
-class MappedCoordinates(torch.autograd.Function):
-    """As `kernels.coordinate_mlp`: a kernel forwards, and one backwards with a sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *parameters)
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grads[0] * 1).sum()
-        return tuple(map(torch.empty_like, ctx.saved_tensors))
-
-
 def fused_cell(x: Tensor, state: tuple[Tensor, Tensor], w: Tensor, u: Tensor, b: Tensor, c: Tensor) -> Any:
     return torch.ops.aten._thnn_fused_lstm_cell(F.linear(x, w), F.linear(state[0], u), state[1], b, c)[:2]
 
 
+def launched(kernel: Any, *args: Any, **options: Any) -> None:
+    """One of Triton's kernels, which computes nothing. Of sequences it moves the share of one word (`kernels.lstm`)."""
+    if VendorLSTM.counted is not None:
+        words = args[kernel.arg_names.index("words")] if "words" in kernel.arg_names else 1
+        VendorLSTM.counted.add(1, sum(map(size_of, args)) // words)
+
+
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Have tensors on a CPU take the ways of those on a GPU, without Triton."""
+    """Have tensors on a CPU take the ways of those on a GPU, but for Triton's kernels in encoders of images."""
     patches: dict[str, Any] = {
         "torch.Tensor.is_cuda": property(lambda _: True),
         "torch._VF.lstm_cell": fused_cell,
@@ -160,10 +187,13 @@ def as_on_a_gpu() -> Iterator[None]:
         "torch._meta_registrations.rnn_cell_checkSizes": lambda *_, **__: None,
         "fastweights.kernels.available.has_triton": lambda: False,
         "fastweights.learners.checks.is_at_hand": lambda _: False,
-        "fastweights.nn.rules.Gradient.map_gradient": lambda self, x: MappedCoordinates.apply(
-            x, *self.mlp.parameters()
-        ),
     }
+    if find_spec("triton"):
+        patches |= {
+            "fastweights.kernels.per_task.has_kernels": lambda _: True,
+            "triton.runtime.jit.JITFunction.run": launched,
+            "triton.runtime.interpreter.GridExecutor.__call__": launched,
+        }
     started = [mock.patch(name, value) for name, value in patches.items()]
     for patch in started:
         patch.start()
@@ -257,15 +287,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="+", metavar="CELL")
     parser.add_argument("--recipe", default="own", choices=RECIPES)
-    parser.add_argument("--lines", type=int, default=0, help="so many lines that start the most kernels")
+    parser.add_argument("--lines", type=int, default=0, help="so many lines that start or move the most")
+    parser.add_argument("--by", default="kernels", choices=("kernels", "bytes", "strided"), help="what lines do most")
     options = parser.parse_args()
     for cell in options.cells:
         counted = count(cell, options.recipe)
         phases = ", ".join(f"{phase} {counted.of(phase)}" for phase in PHASES)
         encoder = sum(counted.of(phase, encoder=True) for phase in PHASES)
-        print(f"{cell}: {counted.kernels.total():,} kernels; {phases}; encoder {encoder}", flush=True)
-        for (phase, _, line), kernels in counted.kernels.most_common(options.lines):
-            print(f"  {kernels:6,}  {phase:9} {line}")
+        megabytes = f"{megabytes_of(counted.bytes)} MB, {megabytes_of(counted.strided)} of them strided"
+        of_encoder = {place: moved for place, moved in counted.bytes.items() if place[1]}
+        encoders = f"encoder {encoder}, {megabytes_of(of_encoder)} MB"
+        print(f"{cell}: {counted.kernels.total():,} kernels, {megabytes}; {phases}; {encoders}", flush=True)
+        for place, _ in getattr(counted, options.by).most_common(options.lines):
+            moved, strided = (each[place] / 1e6 for each in (counted.bytes, counted.strided))
+            print(f"  {counted.kernels[place]:6,}  {moved:9,.1f} MB {strided:9,.1f}  {place[0]:9} {place[2]}")
+
+
+def megabytes_of(moved: Mapping[Any, int]) -> str:
+    return f"{sum(moved.values()) / 1e6:,.0f}"
 
 
 if __name__ == "__main__":

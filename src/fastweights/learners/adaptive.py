@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.learners.base import Learner
+from fastweights.learners.base import Learner, joined
 from fastweights.learners.checks import State, check_label, check_labels, check_way, count_classes
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import add_slots, bound_logits, draw_slots
@@ -141,7 +141,7 @@ class Adaptive(Learner):
     def forward(self, episode: Episode) -> Tensor:
         """Both phases with one pass of each network's lower layers: in training batch norm sees all items together."""
         described = episode.support_x.shape[1]
-        items = torch.cat([episode.support_x, episode.query_x], dim=1)
+        items = joined(episode.support_x, episode.query_x)
         lower, keys = self.lower(items), self.keys_of(items)
         slots = self._draw_slots(items, episode.way)
         state = self.write(lower[:, :described], keys[:, :described], episode.support_y, slots)

@@ -13,10 +13,11 @@ authors is known. Our readings for the LSTM; `adaptive` has those for what is ab
 - Sizes and training are those of the Hebbian paper, which quotes these systems' numbers: 200 units for one shot, 300
   for more, Adam at 1e-3.
 
-The LSTMs of adaLSTM are computed word by word (`nn.recurrence`): the vendor's has no place for a shift.
+The LSTMs of adaLSTM are computed word by word (`nn.recurrence`): the vendor's has no place for a shift. On a GPU both
+networks read a task's sentences at the same time, the key network all of them, the reader those that are described.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from fastweights.learners.slots import add_slots, bound_logits, draw_slots
 from fastweights.nn.encoders import twin
 from fastweights.nn.encoders.lstm import LSTM, pick
 from fastweights.nn.init import Shapes, he_init
-from fastweights.nn.recurrence import lstm_layer
+from fastweights.nn.recurrence import LayerWeights, lstm_layer, lstm_stacks, runs_in_waves
 from fastweights.nn.shifts import (
     SIMILARITIES,
     GradientMap,
@@ -68,10 +69,11 @@ class Unrolled(NamedTuple):
     """A layer of an LSTM over sentences of L words, all (B, L, ...)."""
 
     inputs: Tensor
+    """The words, or the outputs of the layer below."""
     outputs: Tensor
     cells: Tensor
     dropout: Tensor
-    """What the outputs of the layer below were multiplied by to become the inputs."""
+    """What these inputs are multiplied by; one number if nothing is dropped."""
 
 
 class LastStep(NamedTuple):
@@ -91,10 +93,14 @@ class LastStep(NamedTuple):
         return self.exit * (1 - self.cell.tanh().square())
 
 
-def layer_weights(stack: nn.LSTM, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-    """W (4 units, inputs), U (4 units, units) and b of a layer; gates in the order input, forget, candidate, output."""
+def layer_weights(stack: nn.LSTM, layer: int) -> LayerWeights:
+    """W, U and b of a layer."""
     w, u, b, c = (getattr(stack, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-    return w, u, b + c
+    return LayerWeights(w, u, b + c)
+
+
+def all_weights(stack: nn.LSTM) -> list[LayerWeights]:
+    return [layer_weights(stack, layer) for layer in range(stack.num_layers)]
 
 
 def unroll(stack: nn.LSTM, words: Tensor, shifts: Sequence[Tensor] | None = None) -> list[Unrolled]:
@@ -102,19 +108,36 @@ def unroll(stack: nn.LSTM, words: Tensor, shifts: Sequence[Tensor] | None = None
 
     Padding is read as well, behind all that anybody looks at.
     """
+    inputs = words.transpose(0, 1)  # words first, so that those of a step lie together
+    masks = [words.new_ones(()), *(_dropout_between(stack, words) for _ in range(1, stack.num_layers))]
+    squashed = None if shifts is None else [shift.tanh() for shift in shifts]
+    if runs_in_waves(words):
+        mask = torch.stack(masks[1:]) if len(masks) > 1 and masks[1].dim() else None
+        added = None if squashed is None else torch.stack(squashed)
+        ((outputs, cells),) = lstm_stacks([all_weights(stack)], [inputs], mask, added)
+        return unrolled(inputs, outputs, cells, masks)
+    found: list[tuple[Tensor, Tensor]] = []
+    for layer, (w, u, b) in enumerate(all_weights(stack)):
+        below = found[-1][0] * masks[layer] if found else inputs
+        found.append(lstm_layer(F.linear(below, w, b), u, None if squashed is None else squashed[layer]))
+    return unrolled(inputs, [output for output, _ in found], [cell for _, cell in found], masks)
+
+
+def unrolled(inputs: Tensor, outputs: Iterable[Tensor], cells: Iterable[Tensor], masks: list[Tensor]) -> list[Unrolled]:
+    """Layers from words (L, B, inputs), each layer's outputs and cells (L, B, units) and what was dropped below it."""
     layers: list[Unrolled] = []
-    inputs, dropout = words.transpose(0, 1), words.new_ones(())  # words first, so that those of a step lie together
-    for layer in range(stack.num_layers):
-        w, u, b = layer_weights(stack, layer)
-        if layer > 0:
-            dropout = F.dropout(torch.ones_like(inputs), stack.dropout, stack.training)
-            inputs = inputs * dropout
-        shift = None if shifts is None else shifts[layer].tanh()
-        outputs, cells = lstm_layer(F.linear(inputs, w, b), u, shift)
-        sentences_first = (x.transpose(0, 1) if x.dim() else x for x in (inputs, outputs, cells, dropout))
+    for output, cell, mask in zip(outputs, cells, masks, strict=True):
+        sentences_first = (x.transpose(0, 1) if x.dim() else x for x in (inputs, output, cell, mask))
         layers.append(Unrolled(*sentences_first))
-        inputs = outputs
+        inputs = output
     return layers
+
+
+def _dropout_between(stack: nn.LSTM, words: Tensor) -> Tensor:
+    """What the outputs (L, B, units) of a layer are multiplied by on their way up; one number if nothing is dropped."""
+    if not (stack.dropout and stack.training):
+        return words.new_ones(())
+    return F.dropout(words.new_ones(words.shape[1], words.shape[0], stack.hidden_size), stack.dropout)
 
 
 def last_steps(stack: nn.LSTM, layers: Sequence[Unrolled], places: Tensor) -> list[LastStep]:
@@ -123,10 +146,10 @@ def last_steps(stack: nn.LSTM, layers: Sequence[Unrolled], places: Tensor) -> li
     for number, layer in enumerate(layers):
         w, u, b = layer_weights(stack, number)
         before = [pick(F.pad(states, (0, 0, 1, 0)), places) for states in (layer.outputs, layer.cells)]
-        gates = F.linear(pick(layer.inputs, places), w, b) + F.linear(before[0], u)
+        dropout = pick(layer.dropout, places) if layer.dropout.dim() else layer.dropout
+        gates = F.linear(pick(layer.inputs, places) * dropout, w, b) + F.linear(before[0], u)
         entry, keep, candidate, out = gates.chunk(4, -1)
         activated = entry.sigmoid(), keep.sigmoid(), candidate.tanh(), out.sigmoid()
-        dropout = pick(layer.dropout, places) if number else layer.dropout
         steps.append(LastStep(*activated, before[1], pick(layer.cells, places), dropout))
     return steps
 
@@ -237,6 +260,8 @@ class AdaLSTM(Learner):
     def forward(self, episode: Episode) -> Tensor:
         """Both phases with one pass of the key network."""
         support, query, described = episode.support_x, episode.query_x, episode.support_x.shape[1]
+        if self._reads_at_once():
+            return self._answer_at_once(support, query, episode)
         keys = self.embed(torch.cat([support, query], dim=1))
         slots = self._draw_slots(support, episode.way)
         state = self.write(support, keys[:, :described], episode.support_y, slots)
@@ -260,8 +285,13 @@ class AdaLSTM(Learner):
     @full_precision
     def write(self, tokens: Tensor, keys: Tensor, labels: Tensor, slots: Tensor) -> dict[str, Tensor]:
         """A state of support sentences (T, n, L) with their keys and labels."""
+        return self._state(self.information(tokens, slots.gather(1, labels)), keys, labels, slots)
+
+    def _state(
+        self, found: tuple[list[Tensor], Tensor], keys: Tensor, labels: Tensor, slots: Tensor
+    ) -> dict[str, Tensor]:
         check_precise(self.output.weight)
-        information, error = self.information(tokens, slots.gather(1, labels))
+        information, error = found
         shifts = {name: self.hidden_map(one) for name, one in zip(self._layers, information, strict=True)}
         return {"slots": slots, "labels": labels, "keys": keys, **shifts, "shifts.output": self.output_map(error)}
 
@@ -269,7 +299,11 @@ class AdaLSTM(Learner):
         """The conditioning information of every layer's cells, (T, n, units) or (T, n, units, C), and of the logits."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.first_order):
             words, places = self._words(tokens)
-            layers = unroll(self.reader, words)
+            return self._information(unroll(self.reader, words), places, targets)
+
+    def _information(self, layers: Sequence[Unrolled], places: Tensor, targets: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The same of sentences that the reader has read."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.first_order):
             steps = last_steps(self.reader, layers, places)
             dropout = self.encoder.dropout(torch.ones_like(steps[-1].cell))
             logits = self.output(pick(layers[-1].outputs, places) * dropout)
@@ -282,12 +316,42 @@ class AdaLSTM(Learner):
     @full_precision
     def answer(self, state: State, tokens: Tensor, keys: Tensor) -> Tensor:
         """Logits (T, q, N) of queries (T, q, L) with their keys."""
+        return self._answer(state, *self._words(tokens), keys)
+
+    def _answer(self, state: State, words: Tensor, places: Tensor, keys: Tensor) -> Tensor:
+        """The same by the words (T q, L, inputs) of the queries and where these are read off."""
         attention = attend(keys, state["keys"], self.similarity, state["labels"] != FORGOTTEN)
         shifts = [read_shifts(attention, state[name]).flatten(0, 1) for name in self._layers]
-        words, places = self._words(tokens)
         top = self.encoder.dropout(pick(unroll(self.reader, words, shifts)[-1].outputs, places))
-        logits = self.output(top).unflatten(0, tokens.shape[:2]) + read_shifts(attention, state["shifts.output"])
+        logits = self.output(top).unflatten(0, keys.shape[:2]) + read_shifts(attention, state["shifts.output"])
         return bound_logits(logits, state["slots"])
+
+    def _reads_at_once(self) -> bool:
+        """Whether both networks can read at the same time: on a GPU, where nothing is dropped."""
+        dropped = self.training and (self.encoder.dropout.p or self.reader.dropout)
+        return not dropped and runs_in_waves(self.output.weight)
+
+    @full_precision
+    def _answer_at_once(self, support: Tensor, query: Tensor, episode: Episode) -> Tensor:
+        """Logits (T, q, N) of queries (T, q, L) about described sentences (T, n, L)."""
+        (tasks, described, _), asked = support.shape, query.shape[1]
+        tokens = torch.cat([support.flatten(0, 1), query.flatten(0, 1)])
+        words, places = at_least_float32(self.encoder.words(tokens)), self.encoder.places(tokens)
+        seen, of_support = words.transpose(0, 1), tasks * described
+        reader, described_words = all_weights(self.reader), seen[:, :of_support]
+        if self.first_order:
+            reader, described_words = (
+                [LayerWeights(*map(Tensor.detach, one)) for one in reader],
+                described_words.detach(),
+            )
+        (outputs, _), by_reader = lstm_stacks([all_weights(self.encoder.ahead), reader], [seen, described_words])
+        keys = pick(outputs[-1].transpose(0, 1), places)
+        of_described, of_queries = (part.unflatten(0, (tasks, -1)) for part in keys.split([of_support, tasks * asked]))
+        slots = self._draw_slots(support, episode.way)
+        layers = unrolled(described_words, *by_reader, [words.new_ones(())] * self.reader.num_layers)
+        found = self._information(layers, places[:of_support], slots.gather(1, episode.support_y))
+        state = self._state(found, of_described, episode.support_y, slots)
+        return self._answer(state, words[of_support:], places[of_support:], of_queries)
 
     @property
     def _layers(self) -> list[str]:

@@ -34,12 +34,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.kernels.available import has_triton
 from fastweights.learners.base import KeyLearner
 from fastweights.learners.checks import State, check_way
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.sequences import draw_order, in_order
 from fastweights.learners.slots import bound_logits, draw_slots
 from fastweights.nn.init import Shapes
+from fastweights.nn.norms import unit_norm
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import check_precise, full_precision
 from fastweights.utils.settings import Settings, option
@@ -49,6 +51,8 @@ TINY = 1e-6
 FORGET, GATE, STRENGTH = 1.0, -2.0, 10.0
 """Biases at the start: the controller remembers, heads write to new places and read sharply enough to tell them
 apart."""
+MOST_HEADS, MOST_NUMBERS = 16, 2**13
+"""Of a memory whose tasks a GPU keeps in registers."""
 RECURRENT = 0.1
 """Weights of what was read and of the controller's state at the start, beside those of examples and labels: keys are
 then alike where examples are, so that there is something to be found in the memory from the first step on."""
@@ -138,16 +142,35 @@ class Mann(KeyLearner):
         blank = torch.zeros_like(one_hots[:, :1])
         shown = torch.cat([blank, one_hots], dim=1) if self.late_labels else torch.cat([one_hots, blank], dim=1)
         driven = self.inputs(torch.cat([keys, shown[:, :-1]], dim=-1))  # of all examples at once
-        shapes = {name: shape for name, shape in self.state_shapes.items() if name != "slots"}
-        state = {name: keys.new_zeros(len(keys), *shape) for name, shape in shapes.items()}  # type: ignore[arg-type]
-        usage = keys.new_zeros(len(keys), self.places)
-        reading = keys.new_zeros(len(keys), self.heads, self.places)
+        state = self.read_fused(driven) if self._can_be_fused(driven) else self.read(driven)
+        return {"slots": slots, **state, "label": shown[:, -1:]}
+
+    def read(self, driven: Tensor) -> dict[str, Tensor]:
+        """The state behind examples that drive the controller so (T, n, 4 * units), one after the other."""
+        shapes = {name: shape for name, shape in self.state_shapes.items() if name not in ("slots", "label")}
+        state = {name: driven.new_zeros(len(driven), *shape) for name, shape in shapes.items()}  # type: ignore[arg-type]
+        usage = driven.new_zeros(len(driven), self.places)
+        reading = driven.new_zeros(len(driven), self.heads, self.places)
         for drive in driven.split(1, dim=1):
             seen = self.see(state, drive)
             state["memory"], usage = self.write(state["memory"], usage, reading, seen)
             state |= {"hidden": seen.hidden, "cell": seen.cell, "read": seen.read}
             reading = seen.reading
-        return {"slots": slots, **state, "label": shown[:, -1:]}
+        return state
+
+    def read_fused(self, driven: Tensor) -> dict[str, Tensor]:
+        """The same by kernels that can be differentiated once."""
+        from fastweights.kernels.mann import Heads, read_sequence  # deferred: needs a GPU and Triton
+
+        heads = Heads(self.places, self.place_width, self.heads, self.sharpened, self.usage_decay, TINY)
+        weights = self.recurrent.weight, self.controls.weight, self.controls.bias
+        *ones, memory = read_sequence(driven, *weights, heads)
+        named = zip(("hidden", "cell", "read"), ones, strict=True)
+        return {**{name: one.unsqueeze(1) for name, one in named}, "memory": memory}
+
+    def _can_be_fused(self, driven: Tensor) -> bool:
+        small = self.heads <= MOST_HEADS and self.places * self.place_width <= MOST_NUMBERS
+        return small and driven.is_cuda and driven.dtype == torch.float32 and has_triton()
 
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
@@ -163,7 +186,7 @@ class Mann(KeyLearner):
         hidden = out * cell.tanh()
         keys, gates, strengths = self._of_heads(self.controls(hidden))
         keys, memory = keys.tanh(), state["memory"]
-        cosines = F.normalize(keys, dim=-1, eps=TINY) @ F.normalize(memory, dim=-1, eps=TINY).mT
+        cosines = unit_norm(keys, TINY) @ unit_norm(memory, TINY).mT
         reading = ((1 + F.softplus(strengths)) * cosines if self.sharpened else cosines).softmax(-1)
         read = (reading @ memory).view(*hidden.shape[:2], -1)
         return Seen(hidden, cell, keys, gates.sigmoid(), reading, read)

@@ -15,9 +15,11 @@ paper's has no order, and as it is given at test; K is not said, and 5 by defaul
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fastweights.learners.base import UNSEEN, KeyLearner
@@ -25,7 +27,15 @@ from fastweights.learners.checks import State
 from fastweights.learners.examples import ExampleLearner
 from fastweights.learners.registry import Preset, register
 from fastweights.nn.init import Shapes
-from fastweights.nn.recurrence import lstm_layer
+from fastweights.nn.norms import unit_norm
+from fastweights.nn.recurrence import (
+    LayerWeights,
+    lstm_cell,
+    lstm_cell_backward,
+    lstm_layer,
+    lstm_stacks,
+    runs_in_waves,
+)
 from fastweights.utils.precision import full_precision
 from fastweights.utils.settings import Settings, option
 
@@ -33,6 +43,8 @@ PRESETS = {
     "matching-cnn": Preset("Matching Networks: cosine attention"),
     "matching-lstm": Preset("Matching Networks: cosine attention", encoder="lstm"),
 }
+MOST_AT_ONCE = 512
+"""Keys up to this wide are read in both directions at the same time: that copies the weights of both."""
 CONTEXT_PRESETS = {"matching-cnn-fce": Preset("Matching Networks with full context embeddings")}
 
 
@@ -89,7 +101,13 @@ class ContextMatching(KeyLearner):
     @full_precision
     def in_context(self, keys: Tensor) -> Tensor:
         """Keys (T, n, D) of a support set as embeddings that know of one another: g (T, n, D)."""
-        return keys + run(self.forwards, keys) + run(self.backwards, keys.flip(1)).flip(1)
+        if runs_in_waves(keys) and keys.shape[-1] <= MOST_AT_ONCE:
+            ahead, back = keys.transpose(0, 1), keys.flip(1).transpose(0, 1)
+            both = lstm_stacks([[cell_weights(self.forwards)], [cell_weights(self.backwards)]], [ahead, back])
+            forwards, backwards = (outputs[0].transpose(0, 1) for outputs, _ in both)
+        else:
+            forwards, backwards = run(self.forwards, keys), run(self.backwards, keys.flip(1))
+        return keys + forwards + backwards.flip(1)
 
     @full_precision
     def answer(self, state: State, queries: Tensor) -> Tensor:
@@ -97,25 +115,83 @@ class ContextMatching(KeyLearner):
 
     def read(self, support: Tensor, queries: Tensor) -> Tensor:
         """Keys f' (T, q, D) after reading the embeddings (T, n, D) of the support set: (T, q, D)."""
-        keys = queries.flatten(0, 1)
-        h = cell = read = torch.zeros_like(keys)
-        for _ in range(self.reads):
-            output, cell = self.reader(torch.cat([keys, read], dim=1), (h, cell))
+        return _Reads.apply(support, queries, *cell_weights(self.reader), self.reads)
+
+
+class _Reads(torch.autograd.Function):
+    """What f' gives to the gates is computed once, and the gradients of weights are one product over all reads, however
+    many there are: with wide keys these weights are most of what a step moves. Differentiable once."""
+
+    @staticmethod
+    def forward(ctx: Any, support: Tensor, queries: Tensor, w: Tensor, u: Tensor, b: Tensor, reads: int) -> Tensor:
+        keys, width = queries.flatten(0, 1), queries.shape[-1]
+        of_keys, steps = F.linear(keys, w[:, :width], b), list[tuple[Tensor, ...]]()
+        cell, of_past = torch.zeros_like(keys), torch.zeros_like(of_keys)
+        for number in range(reads):
+            output, cell, gates = lstm_cell(of_keys, of_past, cell)
             h = output + keys
+            if number == reads - 1:  # nobody sees what it would read
+                steps.append((h, cell, gates))
+                break
             attention = (h.view_as(queries) @ support.mT).softmax(-1)
             read = (attention @ support).flatten(0, 1)
+            of_past = torch.addmm(read @ w[:, width:].mT, h, u.mT)
+            steps.append((h, cell, gates, attention, read))
+        ctx.save_for_backward(support, queries, w, u, *(tensor for step in steps for tensor in step))
         return h.view_as(queries)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        support, queries, w, u, *kept = ctx.saved_tensors
+        keys, width = queries.flatten(0, 1), queries.shape[-1]
+        steps = [kept[i : i + 5] for i in range(0, len(kept), 5)]
+        nothing = torch.zeros_like(keys)
+        d_h, d_cell, d_keys = grad.contiguous().flatten(0, 1), nothing, nothing
+        at_gates, d_reads, d_scores = list[Tensor](), list[Tensor](), list[Tensor]()  # the last read's first
+        for number in reversed(range(len(steps))):
+            _, cell, gates, *_ = steps[number]
+            d_keys = d_keys + d_h
+            before = steps[number - 1][1] if number else nothing
+            found, d_cell = lstm_cell_backward(d_h, d_cell, before, cell, gates)
+            at_gates.append(found)
+            if number:
+                attention = steps[number - 1][3]
+                d_reads.append((found @ w[:, width:]).view_as(queries))
+                at_scores = d_reads[-1] @ support.mT
+                at_scores = torch.ops.aten._softmax_backward_data(at_scores, attention, -1, attention.dtype)
+                d_scores.append(at_scores)
+                d_h = torch.baddbmm((found @ u).view_as(queries), at_scores, support).flatten(0, 1)
+        at_all = torch.stack(at_gates).sum(0)
+        d_keys = torch.addmm(d_keys, at_all, w[:, :width]).view_as(queries)
+        d_w = torch.empty_like(w)
+        torch.mm(at_all.mT, keys, out=d_w[:, :width])
+        if not d_reads:
+            d_w[:, width:].zero_()
+            d_u, d_support = torch.zeros_like(u), torch.zeros_like(support)
+        else:
+            h, _, _, attention, read = zip(*steps[-2::-1], strict=True)
+            states, past = torch.cat(h), torch.cat(at_gates[:-1]).mT
+            torch.mm(past, torch.cat(read), out=d_w[:, width:])
+            d_u = past @ states
+            weights = torch.cat([*attention, *d_scores], dim=1)
+            d_support = weights.mT @ torch.cat([*d_reads, *(one.view_as(queries) for one in h)], dim=1)
+        return d_support, d_keys, d_w, d_u, at_all.sum(0), None
 
 
 def run(cell: nn.LSTMCell, inputs: Tensor) -> Tensor:
     """The outputs (T, n, D) of an LSTM that reads inputs (T, n, D)."""
-    to_gates = F.linear(inputs.transpose(0, 1), cell.weight_ih, cell.bias_ih + cell.bias_hh)
-    return lstm_layer(to_gates, cell.weight_hh)[0].transpose(0, 1)
+    w, u, b = cell_weights(cell)
+    return lstm_layer(F.linear(inputs.transpose(0, 1), w, b), u)[0].transpose(0, 1)
+
+
+def cell_weights(cell: nn.LSTMCell) -> LayerWeights:
+    return LayerWeights(cell.weight_ih, cell.weight_hh, cell.bias_ih + cell.bias_hh)
 
 
 def attention_on_classes(state: State, queries: Tensor, scale: Tensor) -> Tensor:
     """log sum_i exp(scale * cos(q, k_i)) over the examples i of each class: (T, q, N)."""
-    keys, labels = F.normalize(state["keys"], dim=-1), state["labels"]
-    similarity = scale * (F.normalize(queries, dim=-1) @ keys.mT)
+    keys, labels = unit_norm(state["keys"]), state["labels"]
+    similarity = scale * (unit_norm(queries) @ keys.mT)
     by_class = similarity.unsqueeze(-1).masked_fill(labels.unsqueeze(1) == 0, UNSEEN)
     return by_class.logsumexp(dim=2)

@@ -37,7 +37,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.learners.base import Learner
+from fastweights.kernels.available import has_triton
+from fastweights.learners.base import Learner, joined
 from fastweights.learners.checks import State, check_labels, check_way, count_classes
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import bound_logits, draw_slots
@@ -106,7 +107,7 @@ class MetaNet(Learner):
     def forward(self, episode: Episode) -> Tensor:
         """Both phases with one pass of all but the base learner's fast layers: batch norm sees all items together."""
         described = episode.support_x.shape[1]
-        items = torch.cat([episode.support_x, episode.query_x], dim=1)
+        items = joined(episode.support_x, episode.query_x)
         base, key = self.base.lower(items), self.key.lower(items)
         fast = self.write(base[:, :described], key[:, :described], episode.support_y, episode.way)
         keys = self.keys(fast, key)
@@ -207,8 +208,16 @@ class _Network(nn.Module):
     def _convolve(self, x: Tensor, slow: Tensor, fast: Tensor) -> Tensor:
         """x (T, m, D, H, W) convolved with slow (F, 9 D) and fast (T, m or 1, F, 9 D) filters, activated and pooled."""
         filters = torch.cat([at_least_float32(slow).expand_as(fast), fast], dim=2)
-        paths = F.leaky_relu(filters @ neighbourhoods(x), self.slope).unflatten(2, (2, -1))
-        return _pool(paths.sum(2).unflatten(-1, x.shape[-2:]))[0]
+        both = (filters @ neighbourhoods(x)).unflatten(-1, x.shape[-2:])
+        if _can_be_fused(both):
+            from fastweights.kernels.two_paths import add_and_pool  # deferred: needs a GPU and Triton
+
+            return add_and_pool(both, self.slope)
+        return _pool(F.leaky_relu(both, self.slope).unflatten(2, (2, -1)).sum(2))[0]
+
+
+def _can_be_fused(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype == torch.float32 and has_triton()
 
 
 @torch.no_grad()
@@ -279,8 +288,17 @@ class CoordinateLSTM(nn.Module):
 
     def forward(self, gradients: Tensor) -> Tensor:
         """Gradients (T, steps, ...) -> fast weights (T, ...)."""
+        if self._can_be_fused(gradients):
+            from fastweights.kernels.coordinate_lstm import read_coordinates  # deferred: needs a GPU and Triton
+
+            return read_coordinates(gradients, self.cell, self.readout, Gradient.LOG_RANGE)
         coordinates = gradients.movedim(1, 0).flatten(1).split(self.BLOCK, dim=1)
         return torch.cat([self._read(block) for block in coordinates]).view_as(gradients[:, 0])
+
+    def _can_be_fused(self, gradients: Tensor) -> bool:
+        """Whether the fused kernels compute this: float32 on a GPU, to which gradients are constants."""
+        numbers = {gradients.dtype, *(p.dtype for p in self.parameters())}
+        return gradients.is_cuda and not gradients.requires_grad and numbers == {torch.float32} and has_triton()
 
     def _read(self, sequence: Tensor) -> Tensor:
         """(steps, coordinates) -> (coordinates)."""

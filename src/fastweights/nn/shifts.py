@@ -24,9 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.kernels.available import has_triton
 from fastweights.nn.init import SLOPE, he_init
-from fastweights.nn.rules import log_and_sign
+from fastweights.nn.norms import unit_norm
+from fastweights.nn.rules import Gradient, log_and_sign
 
+MOST_FUSED = 64
+"""Units of an MLP that the fused kernels are made for are fewer."""
 SIMILARITIES = ("dot", "scaled", "cosine")
 """How queries are compared with keys: by dot products, by these over the square root of their width, by cosines."""
 
@@ -58,7 +62,17 @@ class GradientMap(ShiftMap):
         super().__init__(2, hidden)
 
     def forward(self, gradient: Tensor) -> Tensor:
+        if self._can_be_fused(gradient):
+            from fastweights.kernels.coordinate_mlp import map_coordinates  # deferred: needs a GPU and Triton
+
+            return map_coordinates(gradient, self.mlp, SLOPE, Gradient.LOG_RANGE)
         return super().forward(log_and_sign(gradient))
+
+    def _can_be_fused(self, gradient: Tensor) -> bool:
+        """Whether the fused kernels compute this: float32 on a GPU, by so few units that registers hold them."""
+        numbers = {gradient.dtype, *(p.dtype for p in self.parameters())}
+        few = len(self.mlp[0].weight) < MOST_FUSED  # type: ignore[arg-type]
+        return few and gradient.is_cuda and numbers == {torch.float32} and has_triton()
 
 
 def output_error(logits: Tensor, labels: Tensor) -> Tensor:
@@ -86,7 +100,7 @@ def leaky_feedback_shifts(shift_map: ShiftMap, active: Sequence[Tensor], error: 
 def attend(queries: Tensor, keys: Tensor, similarity: str = "dot", present: Tensor | None = None) -> Tensor:
     """Attention (T, q, n) of queries (T, q, D) over keys (T, n, D), of which only those `present` (T, n) count."""
     if similarity == "cosine":
-        queries, keys = F.normalize(queries, dim=-1), F.normalize(keys, dim=-1)
+        queries, keys = unit_norm(queries), unit_norm(keys)
     if similarity == "scaled":
         queries = queries / math.sqrt(queries.shape[-1])
     scores = queries @ keys.mT
