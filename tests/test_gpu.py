@@ -51,6 +51,26 @@ def test_a_captured_step_equals_a_plain_one(precision, tolerance):
     assert len(set(captured)) == len(captured)
 
 
+@pytest.mark.parametrize(("system", "expected"), [("snail", {"high"}), ("fast-weights", {"highest"})])
+def test_only_learners_that_allow_it_multiply_in_tf32(system, expected):
+    """In all of a step, forwards and backwards, and in a validation."""
+    torch.manual_seed(0)
+    model = build_learner(LearnerSettings(system=system, item_shape=(8, 8, 1), filters=16, layers=3))
+    said = set()
+
+    def listen(_, __, out):
+        said.add(torch.get_float32_matmul_precision())
+        if out.requires_grad:
+            out.register_hook(lambda _: said.add(torch.get_float32_matmul_precision()))
+
+    model.encoder.register_forward_hook(listen)
+    splits = {name: blobs(10, 10, seed) for seed, name in enumerate(("train", "val", "test"))}
+    settings = replace(SHORT, steps=6, precision="bfloat16", validate_every=16)
+    Training(model, settings, Dataset("blobs", splits, "blobs"), "cuda").run()
+    assert said == expected
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_a_step_is_captured_anew_when_the_tasks_change():
     settings = replace(SHORT, precision="float32")
 

@@ -32,7 +32,7 @@ from fastweights.training.step import Rate, TrainStep
 from fastweights.utils.devices import device_name
 from fastweights.utils.errors import UserError, unknown
 from fastweights.utils.files import append_lines, picture_format, read_lines, replacing
-from fastweights.utils.precision import autocast
+from fastweights.utils.precision import autocast, products
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 """Scripts that time other libraries on a job; in a checkout of the repository only."""
@@ -140,7 +140,8 @@ def _works(learner: Learner, job: Job, precision: str, device: torch.device) -> 
     settings = TrainSettings(tasks_per_step=job.tasks, precision=precision)
     objective, rate = MetaObjective(learner, sampler, settings), Rate(settings.learning_rate)
     parts = [(1.0, learner.parameters())]
-    step = TrainStep(objective, parts, rate, seed="bench", device=device, graph=capturable(learner))
+    context = partial(products, learner.allows_tf32, precision, device)
+    step = TrainStep(objective, parts, rate, seed="bench", device=device, graph=capturable(learner), context=context)
     numbers = itertools.count()
     for _ in range(5):
         step(next(numbers), 0.0)
@@ -180,11 +181,11 @@ def phases(
     episode = sampler.draw(job.tasks)
 
     def describe(task: Episode = episode) -> Any:
-        with torch.no_grad(), autocast(precision, device):
+        with torch.no_grad(), autocast(precision, device), products(learner.allows_tf32, precision, device):
             return learner.describe(task.support_x, task.support_y, task.way)
 
     def predict(state: Any, task: Episode = episode) -> Any:
-        with torch.no_grad(), autocast(precision, device):
+        with torch.no_grad(), autocast(precision, device), products(learner.allows_tf32, precision, device):
             return learner.predict(state, task.query_x)
 
     def inference() -> Any:

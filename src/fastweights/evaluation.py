@@ -22,7 +22,7 @@ from fastweights.tasks.episodes import Episode, EpisodeSampler, EvaluationTasks
 from fastweights.utils.arguments import require
 from fastweights.utils.devices import items_at_once
 from fastweights.utils.errors import UserError
-from fastweights.utils.precision import autocast
+from fastweights.utils.precision import autocast, products
 
 MULTIPLE = {"cuda": 16}
 """Batch sizes are padded to a multiple of this: kernels would be compiled again for other sizes."""
@@ -82,7 +82,8 @@ def evaluate(
     by_keys = learner.by_keys and not learner.transductive
     at_once = max(1, (FEW_NEW if by_keys else 1) * items_at_once(items.device) // per_task)
     right, broken = [], []
-    with evaluating(learner), torch.no_grad(), autocast(precision, items.device):
+    in_tf32 = products(learner.allows_tf32, precision, items.device)
+    with evaluating(learner), torch.no_grad(), autocast(precision, items.device), in_tf32:
         see, solve = _answering(learner, items, by_keys)
         answer = in_label_orders(solve) if label_orders else solve
         for positions in tasks:

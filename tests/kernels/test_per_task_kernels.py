@@ -232,7 +232,8 @@ def test_on_a_gpu_meta_gradients_are_those_without_triton(system, shape, precisi
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_a_meta_gradient_can_be_captured() -> None:
     """As one CUDA graph: nothing waits for the GPU, and nothing depends on the numbers."""
-    learner, x = new_learner(MAML, (28, 28, 1), 2), torch.rand(2, 3, 28, 28, 1, device="cuda")
+    learner = new_learner(MAML, (28, 28, 1), 2)
+    x = torch.randint(256, (2, 3, 28, 28, 1), dtype=torch.uint8, device="cuda")  # floats would be looked at
     y = torch.arange(3, device="cuda").expand(2, 3).contiguous()
 
     def gradients() -> Tensor:

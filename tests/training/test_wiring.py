@@ -1,10 +1,12 @@
 """Every setting and every seed reaches the part it is meant for, and no other."""
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 
 import pytest
 import torch
 
+from fastweights import evaluation
 from fastweights.data.items import Items
 from fastweights.evaluation import evaluate
 from fastweights.learners import build_learner
@@ -12,7 +14,7 @@ from fastweights.learners.registry import SYSTEMS, LearnerSettings
 from fastweights.nn.encoders import ENCODERS
 from fastweights.nn.rules import Normalised
 from fastweights.tasks.episodes import EvaluationTasks
-from fastweights.training import objectives
+from fastweights.training import loop, objectives
 from fastweights.training.loop import Training
 from fastweights.training.pretraining import Pretraining
 from fastweights.training.step import EMA, Rate, TrainStep
@@ -319,6 +321,49 @@ def test_the_average_counts_the_weights_after_the_step():
     after = layer.weight.detach()
     assert not torch.equal(before, after)
     torch.testing.assert_close(average.weights()["weight"], (before + after) / 2)
+
+
+def test_a_step_is_taken_in_its_context_forwards_and_backwards():
+    layer, within, seen = torch.nn.Linear(3, 2), [], []
+
+    @contextmanager
+    def context():
+        within.append(True)
+        yield
+        within.pop()
+
+    def objective():
+        seen.append(("forwards", bool(within)))
+        out = layer(torch.ones(1, 3))
+        out.register_hook(lambda _: seen.append(("backwards", bool(within))))
+        return out.square().sum(), torch.tensor(0.0)
+
+    parts = [(1.0, layer.parameters())]
+    TrainStep(objective, parts, Rate(0.1), seed="", device=torch.device("cpu"), context=context)(0, 0.0)
+    assert seen == [("forwards", True), ("backwards", True)]
+    assert not within
+
+
+def test_training_and_validation_ask_what_the_learner_allows(
+    dataset, learner_settings, train_settings, monkeypatch
+) -> None:
+    asked = {"step": [], "evaluation": []}
+
+    def asks(where):
+        def recorded(*question):
+            asked[where].append(question)
+            return nullcontext()
+
+        return recorded
+
+    monkeypatch.setattr(loop, "products", asks("step"))
+    monkeypatch.setattr(evaluation, "products", asks("evaluation"))
+    learner = build_learner(learner_settings)
+    monkeypatch.setattr(type(learner), "allows_tf32", True)
+    Training(learner, replace(train_settings, steps=2), dataset).run()
+    expected = (True, "float32", torch.device("cpu"))
+    assert set(asked["step"]) == set(asked["evaluation"]) == {expected}
+    assert len(asked["step"]) == 2
 
 
 def heard(learner) -> set[bool]:

@@ -212,7 +212,7 @@ class AdaLSTM(Learner):
     """A reader whose cells are shifted in every layer, and a network of keys, which is the encoder."""
 
     Settings = AdaLSTMSettings
-    has_slots = True
+    has_slots = allows_tf32 = True
     encoder: KeyNetwork
 
     def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:

@@ -53,6 +53,8 @@ class Learner(nn.Module):
     """Whether each task has an encoder of its own."""
     scales_keys: ClassVar[bool] = False
     """Whether it has a factor for its keys: see `scale_keys`."""
+    allows_tf32: ClassVar[bool] = False
+    """Whether a GPU may multiply its float32 matrices in TF32 where its encoder computes in bfloat16."""
     whole_numbers: ClassVar[tuple[str, ...]] = ("slots", "labels")
     """What in a state may be int64; all else is of the type of the weights."""
     settings: Any = None

@@ -103,7 +103,7 @@ class Seen(NamedTuple):
 @register("mann", PRESETS)
 class Mann(KeyLearner):
     Settings = MannSettings
-    has_slots = True
+    has_slots = allows_tf32 = True
 
     def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
         super().__init__()

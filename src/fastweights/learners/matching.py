@@ -79,6 +79,7 @@ class ContextMatching(KeyLearner):
     """
 
     Settings = ContextSettings
+    allows_tf32 = True
 
     def __init__(self, encoder: nn.Module, reads: int = 5, scale: float = 10.0) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ PRESETS = {
 @register("snail", PRESETS)
 class Snail(KeyLearner):
     Settings = SnailSettings
-    has_slots = True
+    has_slots = allows_tf32 = True
 
     def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
         super().__init__()

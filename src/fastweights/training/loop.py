@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fastweights.training.step import EMA, Part, Rate, TrainStep, mean_of_finite
 from fastweights.utils.arguments import a_path, require
 from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError
-from fastweights.utils.precision import autocast
+from fastweights.utils.precision import autocast, products
 from fastweights.utils.seeds import seed_of
 
 Weights = Mapping[str, Tensor]
@@ -135,6 +136,7 @@ class Training:
             device=self.device,
             ema=self.ema,
             graph=self._captures_graphs,
+            context=partial(products, self.learner.allows_tf32, settings.precision, self.device),
             ranks=ranks,
         )
         self.evaluation_tasks = {  # now, so that data too small for them fail before the work

@@ -7,7 +7,7 @@ random numbers, memory and a stream of its own: several of them may be replayed 
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +68,12 @@ class TrainStep:
         device: torch.device,
         ema: "EMA | None" = None,
         graph: bool = False,
+        context: Callable[[], AbstractContextManager[object]] = nullcontext,
         ranks: Ranks = ALONE,
     ) -> None:
+        """`context` is entered for every step that is taken or captured, forwards and backwards."""
         self.objective, self.rate, self.seed, self.ema = objective, rate, seed, ema
-        self.ranks, self.device = ranks, device
+        self.ranks, self.device, self.context = ranks, device, context
         if device.type == "cpu":
             keep_freed_memory()
         self.optimizer = make_optimizer(parts, rate.peak, weight_decay, device, optimizer)
@@ -124,9 +126,10 @@ class TrainStep:
             self._rates = rates
 
     def _step(self) -> None:
-        loss, right = self.objective()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        with self.context():
+            loss, right = self.objective()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()

@@ -1,8 +1,12 @@
-"""Number formats: encoders may compute in bfloat16, statistics, memories and optimisers stay in float32."""
+"""Number formats: encoders may compute in bfloat16, statistics, memories and optimisers stay in float32.
+
+Where encoders compute in bfloat16, learners that allow it have a GPU multiply float32 matrices in TF32, with 10 bits
+behind the point instead of 23: several times as fast, and closer than bfloat16, which has 7.
+"""
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +20,21 @@ PRECISIONS = ("float32", "bfloat16")
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context in which an encoder computes."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+def products(allows_tf32: bool, precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a learner's float32 matrices are multiplied, forwards and backwards."""
+    return _tf32() if allows_tf32 and precision == "bfloat16" and device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:
