@@ -56,7 +56,8 @@ def test_first_order_gradients_and_the_paper_s_ablation_come_after_the_hebb_step
     assert [(step.recipe, step.seeds, len(step.cells)) for step in first] == [
         ("best", 1, 11),
         ("paper", 1, 11),
-        ("paper", 5, 18),
+        ("paper", 5, 2),
+        ("paper", 3, 18),
         ("paper-long", 1, 4),
         ("best", 3, 33),
     ]
@@ -81,6 +82,8 @@ def test_every_other_system_is_run_by_its_own_recipe_one_shot_first():
     assert shots == sorted(shots, reverse=True)
     assert {"omniglot-20way-5shot/maml-cnn", "ptb-5way-3shot/matching-lstm"} <= set(step.cells)
     assert "mini-imagenet-5way-5shot/prototypical-cnn" not in step.cells  # the paper has no such number
+    assert "omniglot-5way-1shot/mann-cnn" in step.cells  # a row of ours
+    assert "omniglot-20way-1shot/mann-cnn" not in step.cells
     assert not any("/fw" in cell or "fwmlp" in cell for cell in step.cells)
     assert len(step.cells) == len(set(step.cells))
     assert {run.recipe for run in choose(["omniglot-5way-1shot/maml-cnn"], 1)} == {"best", "own"}
