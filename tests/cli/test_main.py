@@ -463,6 +463,15 @@ def test_a_recipe_is_printed_with_where_each_setting_comes_from(monkeypatch, cap
     assert re.search(r"optimizer +│ adam +│ default", said)
 
 
+def test_a_recipe_shows_what_the_benchmark_decides(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert call(monkeypatch, "recipe", "ptb-5way-2shot/lstm-fwmlp-hebb", "--recipe", "paper") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"units +│ 300 +│ benchmark", said)
+    assert re.search(r"shot +│ 2 +│ benchmark", said)
+    assert re.search(r"way +│ 5 +│ default", said)
+
+
 def started(*words: str, **options) -> subprocess.Popen:
     program = [sys.executable, "-m", "fastweights", *words]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)

@@ -1,14 +1,16 @@
 """The commands `models` and `recipe`: what there is to train, and by which settings."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 import typer
 from rich.table import Column, Table
 
+from fastweights.bench import shape_of
 from fastweights.experiments.plan import parse_cell
-from fastweights.experiments.recipes import origins
+from fastweights.experiments.recipes import origins, settings_by
+from fastweights.experiments.tables import parse_experiment
 from fastweights.learners.registry import (
     PRESETS,
     LearnerSettings,
@@ -44,20 +46,26 @@ def recipe(
     """Print the settings by which a model is trained for the paper's tables, and where each comes from."""
     training, learner, variant = parse_cell(cell)
     changed = origins(name, training, learner, variant)
-    preset = find_preset(learner)
+    dataset, chosen = parse_experiment(training).dataset, find_preset(learner)
+    model, settings = settings_by(name, training, learner, variant, *shape_of(dataset), {"dataset": dataset})
+    of_preset = {key: (value, f"model {learner}") for key, value in chosen.settings.items()}
+    default = LearnerSettings(chosen.system, chosen.encoder)
+    _print_origins(f"{learner}: the model", _values(model), _values(default), {**of_preset, **changed.learner})
     defaults = {one.name: one.default for one in fields(TrainSettings) if one.metadata["on_command_line"]}
-    model = LearnerSettings(preset.system, preset.encoder)
-    own = {**model.of_encoder.to_json(), **model.of_system.to_json()}
-    of_preset = {key: (value, f"model {learner}") for key, value in preset.settings.items()}
-    _print_origins(f"{learner}: the model", own, {**of_preset, **changed.learner})
-    _print_origins(f"{cell}: the training by {name}", defaults, changed.training)
-    say("What a benchmark decides by itself (filters, units) is not shown; way and shot are in the name.")
+    _print_origins(f"{cell}: the training by {name}", asdict(settings), defaults, changed.training)
 
 
-def _print_origins(title: str, defaults: dict[str, Any], changed: Mapping[str, tuple[Any, str]]) -> None:
+def _values(model: LearnerSettings) -> dict[str, Any]:
+    return {**model.of_encoder.to_json(), **model.of_system.to_json()}
+
+
+def _print_origins(
+    title: str, values: Mapping[str, Any], defaults: Mapping[str, Any], changed: Mapping[str, tuple[Any, str]]
+) -> None:
     table = Table("setting", "value", "from", title=title, title_justify="left")
-    for setting, default in {**defaults, **{key: None for key in changed if key not in defaults}}.items():
-        value, origin = changed.get(setting, (default, "default"))
+    for setting in dict.fromkeys([*defaults, *changed]):
+        value, default = values[setting], defaults.get(setting)
+        origin = changed[setting][1] if setting in changed else "default" if value == default else "benchmark"
         shown = ",".join(map(str, value)) or "none" if isinstance(value, (tuple, list)) else str(value)
-        table.add_row(setting, shown, origin, style=None if setting in changed else "dim")
+        table.add_row(setting, shown, origin, style="dim" if origin == "default" else None)
     console.print(table)
