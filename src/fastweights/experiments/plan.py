@@ -153,7 +153,7 @@ PLAN: tuple[Step, ...] = (
     Step("the other systems with one shot by the best recipe", _one_shot_by_best()),
     Step("any number of classes", _cells(_OMNIGLOT_1 + _MINI_1, "fwcnn-open") + _cells(_MINI_1, "fwresnet-open")),
     Step("the normalised rule, for the stretch targets", _NORMALISED),
-    Step("five seeds by the paper's recipe, where they take twice as long as one", _FIVE_SEEDS, seeds=5, recipe="paper"),
+    Step("five seeds by the paper's recipe, where they cost two", _FIVE_SEEDS, seeds=5, recipe="paper"),
     Step("three elsewhere", _without_resnets(_one_shot_first(_HEBB + _FIRST_ORDER)), seeds=3, recipe="paper"),
     Step(
         "the ResNet for as many tasks as the CNN", _resnets(_one_shot_first(_HEBB + _FIRST_ORDER)), recipe="paper-long"

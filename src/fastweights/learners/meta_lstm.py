@@ -60,6 +60,7 @@ class MetaLSTM(AdaptedNetwork):
     """A network for each task, whose weights, one vector per task, are the cells of an LSTM."""
 
     Settings = MetaLSTMSettings
+    allows_tf32 = True
 
     def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
         super().__init__(encoder, slots)

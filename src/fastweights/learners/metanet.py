@@ -70,7 +70,7 @@ class MetaNet(Learner):
     """Base learner, key network, and the meta-networks that turn gradients into fast weights."""
 
     Settings = MetaNetSettings
-    has_slots = adapts_encoder = True
+    has_slots = adapts_encoder = allows_tf32 = True
 
     def __init__(self, encoder: nn.Module, *, slots: int, **options: Any) -> None:
         super().__init__()

@@ -42,6 +42,7 @@ class Siamese(ExampleLearner):
     """The logit of a class is the largest of its pairs' logits; that of a class without examples is `UNSEEN`."""
 
     Settings = SiameseSettings
+    allows_tf32 = True
 
     def __init__(self, encoder: nn.Module, width: int) -> None:
         super().__init__()
