@@ -81,6 +81,16 @@ def test_the_loss_is_half_of_pairs_of_one_class(smoothing: float) -> None:
     assert verification_loss(pairs, same, smoothing).item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_pairs_may_all_be_of_one_class_or_none(same: bool) -> None:
+    """As in tasks of one class: there is nothing that the other half of the loss could come from."""
+    pairs = torch.tensor([[[2.0, -1.0]]], requires_grad=True)
+    loss = verification_loss(pairs, torch.full((1, 1, 2), same))
+    costs = [math.log1p(math.exp(-logit if same else logit)) for logit in (2.0, -1.0)]
+    assert loss.item() == pytest.approx(sum(costs) / 4)
+    assert torch.autograd.grad(loss, pairs)[0].isfinite().all()
+
+
 def test_what_is_alike_is_one_class_from_the_start() -> None:
     learner, episode = Siamese(CNN((12, 12, 1), filters=4, layers=2), width=50).eval(), tiny.noise_episode()
     state = learner.describe(episode.support_x, episode.support_y)

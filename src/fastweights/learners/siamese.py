@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.learners.base import UNSEEN
+from fastweights.kernels.available import has_triton
+from fastweights.learners.base import UNSEEN, joined
 from fastweights.learners.checks import State
 from fastweights.learners.examples import ExampleLearner
 from fastweights.learners.registry import Preset, register
@@ -65,20 +66,11 @@ class Siamese(ExampleLearner):
         return best_pairs(self.compare(state, queries), state["labels"])
 
     def compare(self, state: State, queries: Tensor) -> Tensor:
-        """The logits (T, q, n) that queries (T, q, D) are of one class with each example of a state.
-
-        As two distances, one weighted by the positive and one by the negative weights: unlike the differences of all
-        pairs these take no memory.
-        """
-        queries, examples = self.units(queries).sigmoid(), state["keys"]
-        for_it, against = (
-            torch.cdist(queries * weights, examples * weights, p=1.0)
-            for weights in (self.weights.clamp(min=0), self.weights.clamp(max=0))
-        )
-        return for_it - against + self.bias
+        """The logits (T, q, n) that queries (T, q, D) are of one class with each example of a state."""
+        return weighted_differences(self.units(queries), state["keys"], self.weights) + self.bias
 
     def training_loss(self, episode: Episode, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        all_keys = self.embed(torch.cat([episode.support_x, episode.query_x], dim=1))
+        all_keys = self.embed(joined(episode.support_x, episode.query_x))
         keys, queries = all_keys.split((episode.support_x.shape[1], episode.query_x.shape[1]), dim=1)
         return self._verify(keys, queries, episode, label_smoothing)
 
@@ -90,6 +82,25 @@ class Siamese(ExampleLearner):
         return verification_loss(pairs, same, smoothing), best_pairs(pairs, state["labels"])
 
 
+def weighted_differences(x: Tensor, examples: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of absolute differences of the sigmoids of x (T, q, D) and examples (T, n, D): (T, q, n).
+
+    As two distances, one weighted by the positive and one by the negative weights: unlike the differences of all pairs
+    these take no memory.
+    """
+    if _can_be_fused(x, examples, weights):
+        from fastweights.kernels.weighted_l1 import weighted_l1  # deferred: needs a GPU and Triton
+
+        return weighted_l1(x, examples, weights)
+    queries, parts = x.sigmoid(), (weights.clamp(min=0), weights.clamp(max=0))
+    for_it, against = (torch.cdist(queries * part, examples * part, p=1.0) for part in parts)
+    return for_it - against
+
+
+def _can_be_fused(*inputs: Tensor) -> bool:
+    return has_triton() and all(x.is_cuda and x.dtype == torch.float32 for x in inputs)
+
+
 def best_pairs(pairs: Tensor, labels: Tensor) -> Tensor:
     """The largest logit of each class: of pairs (T, q, n) with examples of labels (T, n, N), (T, q, N)."""
     return pairs.unsqueeze(-1).masked_fill(labels.unsqueeze(1) == 0, UNSEEN).amax(2)
@@ -97,7 +108,9 @@ def best_pairs(pairs: Tensor, labels: Tensor) -> Tensor:
 
 def verification_loss(pairs: Tensor, same: Tensor, smoothing: float = 0.0) -> Tensor:
     """Binary cross-entropy of logits by whether they are of one class, half of it from pairs that are."""
-    wanted = same.to(pairs.dtype)
-    losses = F.binary_cross_entropy_with_logits(pairs, (1 - smoothing) * wanted + smoothing / 2, reduction="none")
-    shares = wanted / wanted.sum() + (1 - wanted) / (1 - wanted).sum()
-    return (shares * losses).sum() / 2
+    wrong = (1 - 2 * same) * pairs  # the logit of what is not so
+    losses = F.softplus(wrong)
+    if smoothing:
+        losses = losses - smoothing / 2 * wrong
+    count = same.sum()
+    return (losses / torch.where(same, count, same.numel() - count)).sum() / 2
