@@ -4,9 +4,13 @@ MetaNet's task-level fast weights: each number's sequence x_1 .. x_S, by logarit
 units by itself, and a linear layer makes a number of the last state. `learners.metanet.CoordinateLSTM` has the plain
 path, which is the reference; tests compare values and gradients. Gates stay in registers, where the plain path writes
 and reads them several times: forward reads x and writes y and, if gradients are wanted, what each step began with and
-its cell; backward computes the gates again from these and writes the gradients at them, whose product with what the
-steps began with is the gradient of all weights. x is a constant. Everything is float32, matrix products as exactly as
-in `coordinate_mlp`.
+its cell; backward computes the gates again from these. The product of the gradients at them with what the steps began
+with is the gradient of all weights. x is a constant.
+
+Everything is float32. Matrix products are as exact as in `coordinate_mlp`, and backward writes the gradients at the
+gates for a product by torch, since no registers are left to sum it up. Where torch may multiply float32 on tensor cores
+(`torch.set_float32_matmul_precision`) so do the kernels, with one product where exactness takes three, activations of
+the same exactness, and weights' gradients as sums of each program's own, of products of bfloat16.
 
 Units are padded to a power of two, of which three are no units: one that is always 1 and the two features of x. So one
 matrix for each gate has all its weights, biases included.
@@ -23,19 +27,38 @@ from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.coordinate_mlp import PRECISION, Launch, _dot, _features
 
-LAUNCH = {"forward": Launch(64, 4, 132 * 2), "backward": Launch(64, 4, 132 * 2)}
-"""As `coordinate_mlp` has it; not measured."""
+LAUNCH = {"forward": Launch(64, 4, 132 * 2), "tf32": Launch(64, 4, 132 * 3), "backward": Launch(64, 4, 132 * 2)}
+"""As many programs as registers allow at a time, forward more of them by "tf32"; not measured."""
+EXACT = PRECISION
+"""How products are computed where torch computes them in full precision."""
+
+
+def precision_of_products() -> str:
+    return EXACT if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def may_be_quick(x: Tensor) -> bool:
+    """Whether a device that computes products by "tf32" has instructions for less exact activations and bfloat16: not
+    if kernels are interpreted."""
+    return x.is_cuda and torch.version.hip is None
 
 
 @triton.jit
-def _sigmoid(x):
-    return 1 / (1 + tl.exp(-x))
+def _sigmoid(x, QUICK: tl.constexpr):
+    if QUICK:
+        return 0.5 + 0.5 * _tanh(0.5 * x, QUICK)
+    else:
+        return 1 / (1 + tl.exp(-x))
 
 
 @triton.jit
-def _tanh(x):
-    e = tl.exp(-2 * tl.abs(x))
-    return tl.where(x < 0, -1.0, 1.0) * (1 - e) / (1 + e)
+def _tanh(x, QUICK: tl.constexpr):
+    """Quick: to 11 bits, as many as products by "tf32" have."""
+    if QUICK:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        e = tl.exp(-2 * tl.abs(x))
+        return tl.where(x < 0, -1.0, 1.0) * (1 - e) / (1 + e)
 
 
 @triton.jit
@@ -62,7 +85,7 @@ def _with_features(h, x, RANGE, FLOOR, U: tl.constexpr, P: tl.constexpr):
 def _forward_kernel(
     x, w_ih, w_hh, b_ih, b_hh, w_out, b_out, y, begun, cells, states, count, each, STEPS, RANGE, FLOOR,
     KEEPS: tl.constexpr, U: tl.constexpr, Z: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """x (tasks, steps, each), y (tasks, each); to be kept `begun` and `cells` (steps, coordinates, Z or U) of all steps
     and the last `states` (coordinates, U)."""
@@ -80,9 +103,9 @@ def _forward_kernel(
         h, c = tl.zeros((BLOCK, P), tl.float32), tl.zeros((BLOCK, P), tl.float32)
         for step in range(STEPS):
             z = _with_features(h, tl.load(source + step * each, mask=inside, other=0.0), RANGE, FLOOR, U, P)
-            c = _sigmoid(_dot(z, forget, PRECISION)) * c
-            c += _sigmoid(_dot(z, enter, PRECISION)) * _tanh(_dot(z, new, PRECISION))
-            h = _sigmoid(_dot(z, leave, PRECISION)) * _tanh(c)
+            c = _sigmoid(_dot(z, forget, PRECISION), QUICK) * c
+            c += _sigmoid(_dot(z, enter, PRECISION), QUICK) * _tanh(_dot(z, new, PRECISION), QUICK)
+            h = _sigmoid(_dot(z, leave, PRECISION), QUICK) * _tanh(c, QUICK)
             if KEEPS:
                 row = (tl.cast(step, tl.int64) * count + at)[:, None]
                 tl.store(begun + row * Z + i[None, :], z, mask=inside[:, None] & (i < Z)[None, :])
@@ -93,44 +116,68 @@ def _forward_kernel(
 
 
 @triton.jit
+def _of_weights(total, grad, begun, to, mask, SUMS: tl.constexpr, QUICK: tl.constexpr):
+    """The gradient of a gate's weights, added to that of other coordinates; or that at the gate is written."""
+    if SUMS:
+        if QUICK:
+            grad, begun = grad.to(tl.bfloat16), begun.to(tl.bfloat16)
+        return tl.dot(tl.trans(grad), begun, total, input_precision="tf32")
+    else:
+        tl.store(to, grad, mask=mask)
+        return total
+
+
+@triton.jit
 def _backward_kernel(
-    w_ih, w_hh, b_ih, b_hh, w_out, begun, cells, dy, d_gates, count, STEPS,
-    U: tl.constexpr, Z: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    w_ih, w_hh, b_ih, b_hh, w_out, begun, cells, dy, found, count, STEPS,
+    SUMS: tl.constexpr, U: tl.constexpr, Z: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """The gradients at the gates before their activation, (steps, coordinates, 4 U)."""
+    """`found` are a program's sums of the gradients of the gates' weights (programs, 4 U, Z), in rows as `_gate` has
+    them, or the gradients at the gates before their activation, (steps, coordinates, 4 U)."""
     enter, forget = _gate(w_ih, w_hh, b_ih, b_hh, 0, U, P), _gate(w_ih, w_hh, b_ih, b_hh, 1, U, P)
     new, leave = _gate(w_ih, w_hh, b_ih, b_hh, 2, U, P), _gate(w_ih, w_hh, b_ih, b_hh, 3, U, P)
+    d_enter, d_forget = tl.zeros((P, P), tl.float32), tl.zeros((P, P), tl.float32)
+    d_new, d_leave = tl.zeros((P, P), tl.float32), tl.zeros((P, P), tl.float32)
     i = tl.arange(0, P)
     out = tl.load(w_out + i, mask=i < U, other=0.0)
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    units = inside[:, None] & (i < U)[None, :]
-    d = tl.load(dy + at, mask=inside, other=0.0)
-    dh, dc = d[:, None] * out[None, :], tl.zeros((BLOCK, P), tl.float32)
-    for back in range(STEPS):
-        step = STEPS - 1 - back
-        row = (tl.cast(step, tl.int64) * count + at)[:, None]
-        z = tl.load(begun + row * Z + i[None, :], mask=inside[:, None] & (i < Z)[None, :], other=0.0)
-        squashed = _tanh(tl.load(cells + row * U + i[None, :], mask=units, other=0.0))
-        before = tl.load(cells + (row - count) * U + i[None, :], mask=units & (row >= count), other=0.0)
-        to = d_gates + row * 4 * U + i[None, :]
-        o = _sigmoid(_dot(z, tl.trans(leave), PRECISION))
-        dc += dh * o * (1 - squashed * squashed)
-        grad = dh * squashed * o * (1 - o)
-        tl.store(to + 3 * U, grad, mask=units)
-        dh = _dot(grad, leave, PRECISION)
-        e, g = _sigmoid(_dot(z, tl.trans(enter), PRECISION)), _tanh(_dot(z, tl.trans(new), PRECISION))
-        grad = dc * g * e * (1 - e)
-        tl.store(to, grad, mask=units)
-        dh += _dot(grad, enter, PRECISION)
-        grad = dc * e * (1 - g * g)
-        tl.store(to + 2 * U, grad, mask=units)
-        dh += _dot(grad, new, PRECISION)
-        f = _sigmoid(_dot(z, tl.trans(forget), PRECISION))
-        grad = dc * before * f * (1 - f)
-        tl.store(to + U, grad, mask=units)
-        dh += _dot(grad, forget, PRECISION)
-        dh, dc = tl.where((i < U)[None, :], dh, 0.0), dc * f
+    for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+        at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < count
+        units = inside[:, None] & (i < U)[None, :]
+        d = tl.load(dy + at, mask=inside, other=0.0)  # zero behind the last coordinate, and so all that follows from it
+        dh, dc = d[:, None] * out[None, :], tl.zeros((BLOCK, P), tl.float32)
+        for back in range(STEPS):
+            step = STEPS - 1 - back
+            row = (tl.cast(step, tl.int64) * count + at)[:, None]
+            z = tl.load(begun + row * Z + i[None, :], mask=inside[:, None] & (i < Z)[None, :], other=0.0)
+            squashed = _tanh(tl.load(cells + row * U + i[None, :], mask=units, other=0.0), QUICK)
+            before = tl.load(cells + (row - count) * U + i[None, :], mask=units & (row >= count), other=0.0)
+            to = found + row * 4 * U + i[None, :]
+            o = _sigmoid(_dot(z, tl.trans(leave), PRECISION), QUICK)
+            dc += dh * o * (1 - squashed * squashed)
+            grad = dh * squashed * o * (1 - o)
+            d_leave = _of_weights(d_leave, grad, z, to + 3 * U, units, SUMS, QUICK)
+            dh = _dot(grad, leave, PRECISION)
+            e = _sigmoid(_dot(z, tl.trans(enter), PRECISION), QUICK)
+            g = _tanh(_dot(z, tl.trans(new), PRECISION), QUICK)
+            grad = dc * g * e * (1 - e)
+            d_enter = _of_weights(d_enter, grad, z, to, units, SUMS, QUICK)
+            dh += _dot(grad, enter, PRECISION)
+            grad = dc * e * (1 - g * g)
+            d_new = _of_weights(d_new, grad, z, to + 2 * U, units, SUMS, QUICK)
+            dh += _dot(grad, new, PRECISION)
+            f = _sigmoid(_dot(z, tl.trans(forget), PRECISION), QUICK)
+            grad = dc * before * f * (1 - f)
+            d_forget = _of_weights(d_forget, grad, z, to + U, units, SUMS, QUICK)
+            dh += _dot(grad, forget, PRECISION)
+            dh, dc = tl.where((i < U)[None, :], dh, 0.0), dc * f
+    if SUMS:
+        sums, weights = found + (tl.program_id(0) * 4 * U + i[:, None]) * Z + i[None, :], (i < U)[:, None] & (i < Z)
+        tl.store(sums, d_enter, mask=weights)
+        tl.store(sums + U * Z, d_forget, mask=weights)
+        tl.store(sums + 2 * U * Z, d_new, mask=weights)
+        tl.store(sums + 3 * U * Z, d_leave, mask=weights)
 
 
 class _Read(torch.autograd.Function):
@@ -140,8 +187,9 @@ class _Read(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *parameters_and_options: Any) -> Tensor:
         *parameters, log_range, keeps = parameters_and_options
         x, parameters = x.contiguous(), [p.contiguous() for p in parameters]
-        (tasks, steps, each), units, launch = x.shape, parameters[1].shape[1], LAUNCH["forward"]
-        y, options = x.new_empty(tasks, each), _options(units, launch)
+        (tasks, steps, each), units = x.shape, parameters[1].shape[1]
+        launch = LAUNCH["forward" if precision_of_products() == EXACT else "tf32"]
+        y, options = x.new_empty(tasks, each), _options(x, units, launch)
         count = y.numel()
         begun, cells, states = (
             x.new_empty(*shape if keeps else (0,))
@@ -149,7 +197,7 @@ class _Read(torch.autograd.Function):
         )
         _forward_kernel[(launch.programs_for(count),)](
             x, *parameters, y, begun, cells, states, count, each, steps, log_range, math.exp(-log_range),
-            KEEPS=keeps, **options,
+            KEEPS=keeps, num_stages=1, **options,
         )  # fmt: skip
         if keeps:
             ctx.save_for_backward(begun, cells, states, *parameters)
@@ -160,11 +208,13 @@ class _Read(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         begun, cells, states, *parameters = ctx.saved_tensors
         (steps, count, units), launch, dy = cells.shape, LAUNCH["backward"], dy.contiguous()
-        d_gates = cells.new_empty(steps, count, 4 * units)
-        _backward_kernel[(triton.cdiv(count, launch.block),)](
-            *parameters[:-1], begun, cells, dy, d_gates, count, steps, **_options(units, launch)
+        options = _options(cells, units, launch)
+        sums, programs = options["PRECISION"] != EXACT, launch.programs_for(count)
+        found = cells.new_empty((programs, 4 * units, options["Z"]) if sums else (steps, count, 4 * units))
+        _backward_kernel[(programs if sums else triton.cdiv(count, launch.block),)](
+            *parameters[:-1], begun, cells, dy, found, count, steps, SUMS=sums, num_stages=2, **options
         )
-        rows = d_gates.flatten(0, 1).mT @ begun.flatten(0, 1)
+        rows = found.sum(0) if sums else found.flatten(0, 1).mT @ begun.flatten(0, 1)
         d_bias = rows[:, units]
         d_cell = rows[:, units + 1 : units + 3], rows[:, :units], d_bias, d_bias
         return None, *d_cell, dy.view(1, -1) @ states, dy.sum().view(1), None, None
@@ -176,9 +226,11 @@ def read_coordinates(x: Tensor, cell: nn.LSTMCell, readout: nn.Linear, log_range
     return _Read.apply(x.flatten(2), *parameters, log_range, torch.is_grad_enabled()).view_as(x[:, 0])
 
 
-def _options(units: int, launch: Launch) -> dict[str, Any]:
+def _options(x: Tensor, units: int, launch: Launch) -> dict[str, Any]:
     """Constants of both kernels and how to launch them. What a step begins with is kept in rows that are aligned."""
+    precision = precision_of_products()
     return {
         "U": units, "Z": -(-(units + 3) // 4) * 4, "P": max(16, triton.next_power_of_2(units + 3)),
-        "BLOCK": launch.block, "PRECISION": PRECISION, "num_warps": launch.warps,
+        "BLOCK": launch.block, "PRECISION": precision, "QUICK": precision != EXACT and may_be_quick(x),
+        "num_warps": launch.warps,
     }  # fmt: skip

@@ -18,7 +18,7 @@ averages over the task's steps when it is tested; ours always by the batch, so i
 Ours clips no meta-gradients, theirs at a norm of 0.25.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,12 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
+from fastweights.kernels.available import has_triton
 from fastweights.learners.checks import State
 from fastweights.learners.maml import AdaptedNetwork
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import bound_logits
+from fastweights.nn.encoders import images_to_float
 from fastweights.nn.init import Shapes
 from fastweights.nn.rules import log_and_sign
 from fastweights.utils.precision import full_precision
@@ -89,14 +91,17 @@ class MetaLSTM(AdaptedNetwork):
 
     def adapt(self, x: Tensor, y: Tensor, slots: Tensor) -> Tensor:
         """The weights (T, P) that suit tasks: items (T, n, *item) with labels (T, n), bound to output units (T, N)."""
-        weights, memory, goals = self.start.expand(len(x), -1), None, self.goals(y, slots)
-        by_task = vmap(self.gradient, randomness="different")
-        for _ in range(self.inner_steps):
-            with torch.no_grad():
-                gradients, logarithms = by_task(weights.detach(), x, goals, slots)
-                losses = (logarithms * goals).sum((1, 2)) / -x.shape[1]
-            weights, memory = self.optimiser(weights, gradients, losses, memory)
-        return weights
+        weights, goals = self.start.expand(len(x), -1), self.goals(y, slots)
+        if x.dtype == torch.uint8:  # images, of which every step would make numbers again
+            x = images_to_float(x.flatten(0, 1)).permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+        by_task, shares = vmap(self.gradient, randomness="different"), goals.to(weights.dtype) / -x.shape[1]
+
+        @torch.no_grad()
+        def seen(weights: Tensor) -> tuple[Tensor, Tensor]:
+            gradients, logarithms = by_task(weights.detach(), x, goals, slots)
+            return gradients, (logarithms * shares).sum((1, 2))
+
+        return self.optimiser.run(weights, seen, self.inner_steps)
 
 
 Memory = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -105,7 +110,7 @@ the matrix by which gates are computed, which is made in the first step."""
 
 
 class LearnedOptimiser(nn.Module):
-    """A step on weights (T, P), each coordinate by itself, with gradients (T, P) and losses (T)."""
+    """Steps on weights (T, P), each coordinate by itself, with gradients (T, P) and losses (T)."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -115,6 +120,34 @@ class LearnedOptimiser(nn.Module):
         with torch.no_grad():
             self.gates.bias[0].uniform_(4, 6)
             self.gates.bias[1].uniform_(-5, -4)
+
+    def run(self, weights: Tensor, seen: Callable[[Tensor], tuple[Tensor, Tensor]], steps: int) -> Tensor:
+        """The weights after steps with the gradients and losses, constants, that are seen at each."""
+        if self._can_be_fused(weights):
+            return self._run_fused(weights, seen, steps)
+        memory = None
+        for _ in range(steps):
+            weights, memory = self(weights, *seen(weights), memory)
+        return weights
+
+    def _run_fused(self, start: Tensor, seen: Callable[[Tensor], tuple[Tensor, Tensor]], steps: int) -> Tensor:
+        from fastweights.kernels.learned_optimiser import Parameters, Steps, result  # deferred: needs Triton
+
+        parameters = Parameters(*self.lstm.parameters(), *self.gates.parameters())
+        taken = Steps(start, parameters, steps, LOG_RANGE, keeps=torch.is_grad_enabled())
+        weights = start
+        for _ in range(steps):
+            weights = taken.take(*seen(weights))
+        return result(taken, start, parameters)
+
+    def _can_be_fused(self, weights: Tensor) -> bool:
+        """Whether the fused kernels compute this: float32 on a GPU, with not too many units."""
+        numbers = {weights.dtype, *(p.dtype for p in self.parameters())}
+        if not (weights.is_cuda and numbers == {torch.float32} and has_triton()):
+            return False
+        from fastweights.kernels.learned_optimiser import fits  # deferred: needs Triton
+
+        return fits(self.hidden)
 
     @full_precision
     def forward(

@@ -171,10 +171,15 @@ class _Network(nn.Module):
         self.output = he_init(nn.Linear(width, slots, bias=False), 1.0)
 
     @property
-    def weights(self) -> dict[str, Tensor]:
-        """The slow weights of the layers that also have fast ones."""
-        filters = {str(i): self.encoder.convolutions[i].weight.flatten(1) for i in self.fast_layers}  # type: ignore[index, union-attr]
+    def slow(self) -> dict[str, Tensor]:
+        """The parameters of the layers that also have fast weights."""
+        filters = {str(i): self.encoder.convolutions[i].weight for i in self.fast_layers}  # type: ignore[index, union-attr]
         return {**filters, HIDDEN: self.hidden.weight, OUTPUT: self.output.weight}
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The same as matrices."""
+        return {name: weight.flatten(1) for name, weight in self.slow.items()}
 
     def lower(self, x: Tensor) -> Tensor:
         """What the layers without fast weights make of items (T, n, *item)."""
@@ -207,12 +212,13 @@ class _Network(nn.Module):
 
     def _convolve(self, x: Tensor, slow: Tensor, fast: Tensor) -> Tensor:
         """x (T, m, D, H, W) convolved with slow (F, 9 D) and fast (T, m or 1, F, 9 D) filters, activated and pooled."""
-        filters = torch.cat([at_least_float32(slow).expand_as(fast), fast], dim=2)
-        both = (filters @ neighbourhoods(x)).unflatten(-1, x.shape[-2:])
-        if _can_be_fused(both):
-            from fastweights.kernels.two_paths import add_and_pool  # deferred: needs a GPU and Triton
+        slow = at_least_float32(slow)
+        if _can_be_fused(x) and slow.dtype == fast.dtype == x.dtype:
+            from fastweights.kernels.two_paths import convolve_and_pool, fits  # deferred: needs a GPU and Triton
 
-            return add_and_pool(both, self.slope)
+            if fits(x, slow):
+                return convolve_and_pool(x, slow, fast, self.slope)
+        both = (torch.cat([slow.expand_as(fast), fast], dim=2) @ neighbourhoods(x)).unflatten(-1, x.shape[-2:])
         return _pool(F.leaky_relu(both, self.slope).unflatten(2, (2, -1)).sum(2))[0]
 
 
@@ -228,8 +234,8 @@ def example_gradients(networks: Sequence[_Network], inputs: Sequence[Tensor], ta
     (networks, T, n, outputs, inputs) for each layer, by the chain rule: d is the gradient at a layer's output, then at
     its pre-activation. Tasks and examples are one dimension until the end.
     """
-    each, slope = [network.weights for network in networks], networks[0].slope
-    slow = {name: at_least_float32(torch.stack([weights[name] for weights in each])) for name in each[0]}
+    each, slope = [network.slow for network in networks], networks[0].slope
+    slow = {name: at_least_float32(torch.stack([weights[name] for weights in each]).flatten(2)) for name in each[0]}
     x = torch.stack([one.flatten(0, 1) for one in inputs])
     seen, found = {}, {}
     for name in map(str, networks[0].fast_layers):
@@ -245,10 +251,12 @@ def example_gradients(networks: Sequence[_Network], inputs: Sequence[Tensor], ta
     d = _before_activation(d @ slow[OUTPUT], a, slope)
     found[HIDDEN] = outer(d, x)
     d = (d @ slow[HIDDEN]).unflatten(-1, top)
+    lowest = next(iter(seen), None)
     for name, (columns, a, places, size) in reversed(seen.items()):
         d = _before_activation(torch.zeros_like(a).scatter_(-1, places, d.flatten(-2)), a, slope)
         found[name] = d @ columns.mT
-        d = scattered(d.unflatten(-1, size), slow[name].unsqueeze(1))
+        if name != lowest:
+            d = scattered(d.unflatten(-1, size), slow[name].unsqueeze(1))
     return {name: found[name].unflatten(1, targets.shape) for name in slow}
 
 
@@ -337,6 +345,11 @@ def neighbourhoods(x: Tensor) -> Tensor:
 
     As `F.unfold`, which on a GPU starts a kernel for every image.
     """
+    if _can_be_fused(x):
+        from fastweights.kernels.neighbourhoods import fits, gather  # deferred: needs a GPU and Triton
+
+        if fits(x):
+            return gather(x.flatten(0, 1).unsqueeze(1)).squeeze(2).unflatten(0, x.shape[:2])
     around = F.pad(x, (1, 1, 1, 1)).unfold(3, 3, 1).unfold(4, 3, 1)
     return around.permute(0, 1, 2, 5, 6, 3, 4).flatten(5).flatten(2, 4)
 
@@ -344,6 +357,13 @@ def neighbourhoods(x: Tensor) -> Tensor:
 def scattered(errors: Tensor, filters: Tensor) -> Tensor:
     """Errors (T, m, F, H, W) at the output of a convolution with filters (..., F, 9 D) as errors at its input."""
     columns = filters.mT @ errors.flatten(3)
+    if _can_be_fused(columns):
+        from fastweights.kernels.neighbourhoods import fits, scatter  # deferred: needs a GPU and Triton
+
+        if fits(columns):
+            return scatter(columns.flatten(0, 1).unsqueeze(2), errors.shape[3:]).view(
+                *errors.shape[:2], -1, *errors.shape[3:]
+            )
     return F.fold(columns.flatten(0, 1), errors.shape[3:], 3, padding=1).unflatten(0, errors.shape[:2])
 
 
