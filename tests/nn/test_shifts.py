@@ -13,6 +13,7 @@ from fastweights.nn.shifts import (
     attend,
     direct_feedback,
     leaky_feedback_shifts,
+    of_neurons,
     output_error,
     read_shifts,
 )
@@ -47,7 +48,7 @@ def test_neurons_under_a_leaky_relu_come_in_two_kinds(slope: float) -> None:
     shift_map, a, error = ShiftMap(6, 5), torch.randn(2, 3, 4, 5, requires_grad=True), torch.randn(2, 3, 6)
     (derivative,) = torch.autograd.grad(F.leaky_relu(a, slope).sum(), a)
     expected = shift_map(direct_feedback(derivative, error))
-    torch.testing.assert_close(leaky_feedback_shifts(shift_map, [a > 0], error, slope)[0], expected)
+    torch.testing.assert_close(of_neurons(*leaky_feedback_shifts(shift_map, [a > 0], error, slope)), expected)
 
 
 def test_gradients_are_mapped_one_by_one_by_logarithm_and_sign() -> None:

@@ -41,13 +41,17 @@ from fastweights.nn.encoders import twin
 from fastweights.nn.init import SLOPE, Shapes, he_init
 from fastweights.nn.shifts import (
     SIMILARITIES,
+    FeedbackShifts,
     GradientMap,
     ShiftMap,
-    add_shift,
+    Shifts,
     attend,
+    channels_innermost,
     leaky_feedback_shifts,
+    of_neurons,
     output_error,
     read_shifts,
+    shifted_activation,
 )
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.precision import at_least_float32, check_precise, full_precision
@@ -142,10 +146,11 @@ class Adaptive(Learner):
         """Both phases with one pass of each network's lower layers: in training batch norm sees all items together."""
         described = episode.support_x.shape[1]
         items = joined(episode.support_x, episode.query_x)
-        lower, keys = self.lower(items), self.keys_of(items)
+        (support, query), keys = split_items(self.lower(items), described), self.keys_of(items)
         slots = self._draw_slots(items, episode.way)
-        state = self.write(lower[:, :described], keys[:, :described], episode.support_y, slots)
-        return self.answer(state, lower[:, described:], keys[:, described:])
+        shifts = self.shifts_of(support, slots.gather(1, episode.support_y))
+        attention = self._attend(keys[:, described:], keys[:, :described])
+        return self._answer(attention, shifts, query, slots)
 
     def extend(self, state: State, x: Tensor, y: Tensor, way: int | None = None) -> dict[str, Tensor]:
         self.check_items(x)
@@ -189,28 +194,34 @@ class Adaptive(Learner):
 
     def write(self, lower: Tensor, keys: Tensor, labels: Tensor, slots: Tensor) -> dict[str, Tensor]:
         """A state of support examples, given by the layers below the shifted ones, with their labels (T, n)."""
-        targets = slots.gather(1, labels)
-        with statistics_as_they_run(self.encoder):
-            hidden, output = self.feedback(lower, targets) if self.by_feedback else self.gradients(lower, targets)
-        shifts = {f"shifts.{name}": shift for name, shift in zip(self._hidden_names, hidden, strict=True)}
-        return {"slots": slots, "labels": labels, "keys": keys, **shifts, "shifts.output": output}
+        shifts = self.shifts_of(lower, slots.gather(1, labels))
+        known = {f"shifts.{name}": of_neurons(shift) for name, shift in shifts.items()}
+        return {"slots": slots, "labels": labels, "keys": keys, **known}
 
     def answer(self, state: State, lower: Tensor, keys: Tensor) -> Tensor:
         """Logits (T, q, N) of queries, given by the layers below the shifted ones and their keys."""
         attention = self._attend(keys, state["keys"], state["labels"] != FORGOTTEN)
+        shifts = {name: state[f"shifts.{name}"] for name in (*self._hidden_names, "output")}
+        return self._answer(attention, shifts, lower, state["slots"])
 
-        def shift(name: str, like: Tensor) -> Tensor:
-            return read_shifts(attention.to(like.dtype), state[f"shifts.{name}"].to(like.dtype)).view_as(like)
-
+    def _answer(self, attention: Tensor, shifts: Mapping[str, Shifts], lower: Tensor, slots: Tensor) -> Tensor:
+        """The same by attention (T, q, n) over the shifts of each layer."""
         x = lower.flatten(0, 1)
         for layer in self.shifted_layers:
             a = self.encoder.pre_activation(x, layer)  # type: ignore[operator]
-            x = self.encoder.join(add_shift(a, shift(str(layer), a), self.slope), x, layer)  # type: ignore[operator]
+            x = self.encoder.join(shifted_activation(a, attention, shifts[str(layer)], self.slope), x, layer)  # type: ignore[operator]
         a = self._linear(self.hidden, self._finish(x))
-        logits = self._linear(self.output, add_shift(a, shift("hidden", a), self.slope))
-        return bound_logits((logits + shift("output", logits)).unflatten(0, lower.shape[:2]), state["slots"])
+        logits = self._linear(self.output, shifted_activation(a, attention, shifts["hidden"], self.slope))
+        logits = logits.unflatten(0, lower.shape[:2])
+        return bound_logits(logits + read_shifts(attention, of_neurons(shifts["output"])), slots)
 
-    def feedback(self, lower: Tensor, targets: Tensor) -> tuple[list[Tensor], Tensor]:
+    def shifts_of(self, lower: Tensor, targets: Tensor) -> dict[str, Shifts]:
+        """The shifts (T, n, *U) that examples leave in each layer, and at the logits (T, n, C)."""
+        with statistics_as_they_run(self.encoder):
+            hidden, output = self.feedback(lower, targets) if self.by_feedback else self.gradients(lower, targets)
+        return {**dict(zip(self._hidden_names, hidden, strict=True)), "output": output}
+
+    def feedback(self, lower: Tensor, targets: Tensor) -> tuple[Sequence[Shifts], Tensor]:
         """The shifts of all hidden layers, (T, n, *U) each, and of the logits (T, n, C) by direct feedback."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.first_order):
             seen, logits = self._unshifted(lower.flatten(0, 1))
@@ -218,7 +229,7 @@ class Adaptive(Learner):
         active = [(a > 0).unflatten(0, targets.shape) for a in seen]
         return self._map_feedback(error, active), self._map_errors(error)
 
-    def gradients(self, lower: Tensor, targets: Tensor) -> tuple[list[Tensor], Tensor]:
+    def gradients(self, lower: Tensor, targets: Tensor) -> tuple[Sequence[Shifts], Tensor]:
         """The same by error gradients."""
         wanted = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():  # as in MAML: gradients even where nobody wants any
@@ -253,20 +264,24 @@ class Adaptive(Learner):
         return draw_slots(len(x), way, self.slots, x.device, shuffled=self.training)
 
     @full_precision
-    def _attend(self, queries: Tensor, keys: Tensor, present: Tensor) -> Tensor:
+    def _attend(self, queries: Tensor, keys: Tensor, present: Tensor | None = None) -> Tensor:
         return attend(queries, keys, self.similarity, present)
 
     @full_precision
-    def _map_feedback(self, error: Tensor, active: Sequence[Tensor]) -> list[Tensor]:
+    def _map_feedback(self, error: Tensor, active: Sequence[Tensor]) -> list[FeedbackShifts]:
         return leaky_feedback_shifts(self.hidden_map, active, error, self.slope)
 
     @full_precision
     def _map_gradients(self, targets: Tensor, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The shifts (T, n, *U) of all hidden layers from gradients (T n, *U), in one go."""
-        flat = [at_least_float32(gradient).flatten(1) for gradient in gradients]
+        """The shifts (T, n, *U) of all hidden layers from gradients (T n, *U), in one go, in the order of memory."""
+        laid = [each.movedim(1, -1) if channels_innermost(each) else each for each in gradients]
+        flat = [at_least_float32(each).flatten(1) for each in laid]
         shifts = self.hidden_map(torch.cat(flat, dim=1)).split([each.shape[1] for each in flat], dim=1)
-        shapes = [(*targets.shape, *gradient.shape[1:]) for gradient in gradients]
-        return [shift.reshape(shape) for shift, shape in zip(shifts, shapes, strict=True)]
+        shaped = [shift.reshape(*targets.shape, *each.shape[1:]) for shift, each in zip(shifts, laid, strict=True)]
+        return [
+            shift.movedim(-1, 2) if channels_innermost(gradient) else shift
+            for shift, gradient in zip(shaped, gradients, strict=True)
+        ]
 
     @full_precision
     def _map_errors(self, error: Tensor) -> Tensor:
@@ -275,6 +290,16 @@ class Adaptive(Learner):
     @full_precision
     def _linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
         return layer(at_least_float32(x))
+
+
+def split_items(x: Tensor, described: int) -> Sequence[Tensor]:
+    """Items (T, n + q, *U) as those described (T, n, *U) and the others, each in the order of memory that x has.
+
+    `flatten` and the gradient of a slice would put the channels of images outermost.
+    """
+    inside = channels_innermost(x.flatten(0, 1))
+    parts = (x.movedim(2, -1) if inside else x).split([described, x.shape[1] - described], dim=1)
+    return [part.contiguous().movedim(-1, 2) if inside else part for part in parts]
 
 
 @contextmanager

@@ -19,6 +19,7 @@ plain tensors, keys (T, n, D) and for each layer shifts (T, n, *U); examples are
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,8 @@ from fastweights.nn.rules import Gradient, log_and_sign
 
 MOST_FUSED = 64
 """Units of an MLP that the fused kernels are made for are fewer."""
+MOST_EXAMPLES = 128
+"""Examples of a task whose shifts the fused kernels read; more are left to the vendor's matrix products."""
 SIMILARITIES = ("dot", "scaled", "cosine")
 """How queries are compared with keys: by dot products, by these over the square root of their width, by cosines."""
 
@@ -86,15 +89,38 @@ def direct_feedback(derivative: Tensor, error: Tensor) -> Tensor:
     return derivative.unsqueeze(-1) * error.reshape(*error.shape[:-1], *[1] * layer, error.shape[-1])
 
 
-def leaky_feedback_shifts(shift_map: ShiftMap, active: Sequence[Tensor], error: Tensor, slope: float) -> list[Tensor]:
+class FeedbackShifts(NamedTuple):
+    """The shifts of a layer of leaky ReLUs by direct feedback, of which an example has two: above and below zero."""
+
+    active: Tensor
+    """Which of the neurons (T, n, *U) are above zero."""
+    kinds: Tensor
+    """The shifts of those above and of those below, (T, n, 2)."""
+
+
+Shifts = Tensor | FeedbackShifts
+"""The examples' shifts of one layer, (T, n, *U)."""
+
+
+def of_neurons(shifts: Shifts) -> Tensor:
+    """(T, n, *U)."""
+    if isinstance(shifts, Tensor):
+        return shifts
+    shape = (*shifts.active.shape[:2], *[1] * (shifts.active.dim() - 2))
+    above, below = shifts.kinds.unbind(-1)
+    return torch.where(shifts.active, above.reshape(shape), below.reshape(shape))
+
+
+def leaky_feedback_shifts(
+    shift_map: ShiftMap, active: Sequence[Tensor], error: Tensor, slope: float
+) -> list[FeedbackShifts]:
     """The shifts of layers of leaky ReLUs by direct feedback: what is above zero in each (T, n, *U); error (T, n, C).
 
     The derivative of a leaky ReLU is 1 or its slope, so an example has two kinds of neurons and g is computed twice for
     all layers, not once for each neuron: the same as `shift_map(direct_feedback(derivative, error))` of each layer.
     """
-    above, below = shift_map(torch.stack([error, slope * error]))
-    shapes = [(*each.shape[:2], *[1] * (each.dim() - 2)) for each in active]
-    return [torch.where(each, above.view(of), below.view(of)) for each, of in zip(active, shapes, strict=True)]
+    kinds = shift_map(torch.stack([error, slope * error], dim=2))
+    return [FeedbackShifts(each, kinds) for each in active]
 
 
 def attend(queries: Tensor, keys: Tensor, similarity: str = "dot", present: Tensor | None = None) -> Tensor:
@@ -118,3 +144,34 @@ def read_shifts(attention: Tensor, shifts: Tensor) -> Tensor:
 def add_shift(a: Tensor, shift: Tensor, slope: float = SLOPE) -> Tensor:
     """act(a) + act(b) with a leaky ReLU."""
     return F.leaky_relu(a, slope) + F.leaky_relu(shift, slope)
+
+
+def shifted_activation(a: Tensor, attention: Tensor, shifts: Shifts, slope: float = SLOPE) -> Tensor:
+    """act(a) + act(b) of neurons a (T q, *U), b read by attention (T, q, n) from the examples' shifts (T, n, *U)."""
+    if not _can_be_fused(a, attention, shifts):
+        shift = read_shifts(attention.to(a.dtype), of_neurons(shifts).to(a.dtype))
+        return add_shift(a, shift.view_as(a), slope)
+    from fastweights.kernels.shifted import shifted_activation as fused  # deferred: needs a GPU and Triton
+
+    each, kinds = shifts if isinstance(shifts, FeedbackShifts) else (shifts, None)
+    if channels_innermost(a):
+        return fused(a.movedim(1, -1), attention, each.movedim(2, -1), kinds, slope).movedim(-1, 1)
+    return fused(a, attention, each, kinds, slope)
+
+
+def channels_innermost(x: Tensor) -> bool:
+    """Whether x (n, C, H, W) lies in memory as (n, H, W, C)."""
+    return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _can_be_fused(a: Tensor, attention: Tensor, shifts: Shifts) -> bool:
+    """Whether the fused kernels compute this: on a GPU, in float32 but for a, and examples that are not too many."""
+    numbers = shifts.kinds if isinstance(shifts, FeedbackShifts) else shifts
+    return (
+        a.is_cuda
+        and a.dtype in (torch.float32, torch.bfloat16)
+        and attention.dtype == numbers.dtype == torch.float32
+        and 0 < attention.shape[-1] <= MOST_EXAMPLES
+        and a.numel() > 0
+        and has_triton()
+    )

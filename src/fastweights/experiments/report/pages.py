@@ -192,8 +192,8 @@ def recipes_page(results: Results) -> str:
         best,
         "## `own`",
         "Other systems as their authors trained them: by the training that the model names (`fastweights recipe CELL "
-        "--recipe own` shows it), then by what they chose by benchmark. On a GPU some of them multiply float32 matrices "
-        "in TF32 (`allows_tf32` in their files). What they leave open is as in `paper`:",
+        "--recipe own` shows it), then by what they chose by benchmark. On a GPU some of them multiply float32 "
+        "matrices in TF32 (`allows_tf32` in their files). What they leave open is as in `paper`:",
         own,
         results.notes.get("recipes", ""),
         "## What has been run",
