@@ -52,6 +52,7 @@ else:
 outcome = training.run()
 if ranks.first:
     print("TEST", outcome.test.accuracy, flush=True)
+del training  # it holds connections, which must be closed before Python ends
 leave()
 """
 
@@ -130,6 +131,7 @@ training.run(test=False)
 total = sum(float(p.detach().double().sum()) for p in training.learner.parameters())
 sys.stdout.write(f"WEIGHTS {{total}}\\n")  # at once, lest the lines of two processes mix
 sys.stdout.flush()
+del training  # it holds connections, which must be closed before Python ends
 leave()
 """
 
@@ -178,6 +180,7 @@ else:
 training.checkpoint_seconds = 0
 (folder / f"pid-{{ranks.rank}}").write_text(str(os.getpid()))
 training.run()
+del training  # it holds connections, which must be closed before Python ends
 leave()
 """
 

@@ -4,6 +4,7 @@ Every rank draws the same tasks and takes its slice of them, gradients are avera
 0 alone writes. Batch norm uses a rank's own tasks; the running statistics kept for evaluation are rank 0's.
 """
 
+import gc
 import os
 import warnings
 from collections.abc import Iterable
@@ -79,5 +80,8 @@ def join(device: torch.device) -> tuple[Ranks, torch.device]:
 
 
 def leave() -> None:
+    """Leave the other processes. A training that is still referred to holds its connections until Python ends, which
+    may then end in an abort: let go of it first."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()  # modules that refer to one another hold connections, too
