@@ -8,6 +8,7 @@ pytest.importorskip("triton")
 from fastweights.kernels import batch_norm
 from fastweights.kernels import resnet as fused
 from fastweights.nn.encoders import ResNet
+from fastweights.nn.encoders import resnet as resnet_module
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # In bfloat16 a rounded activation of so few may lose a maximum, and its gradient, to its neighbour.
@@ -68,6 +69,18 @@ def test_test_time_uses_running_statistics() -> None:
         expected = theirs.eval()(images)
         torch.set_default_dtype(torch.float32)
         assert error(run(ours.eval(), images), expected) < VALUES
+
+
+def test_the_encoder_drops_activations_behind_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(resnet_module, "can_be_fused", lambda *_: True)
+    encoder = ResNet((8, 8, 3), blocks=(16, 16), features=16, dropout=0.25).to(DEVICE)
+    images = torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8, device=DEVICE)
+    for layers in (1, 2):
+        assert 0.15 < (encoder.lower(images, layers) == 0).double().mean() < 0.35
+    encoder.eval()
+    with torch.no_grad():
+        assert (encoder.lower(images, 2) != 0).all()
 
 
 @pytest.mark.gpu

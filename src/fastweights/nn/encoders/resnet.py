@@ -59,9 +59,9 @@ class ResNet(Encoder):
         if layers and self.fusible and can_be_fused(images, self.norm):
             from fastweights.kernels.resnet import first_block, further_block  # deferred: needs a GPU and Triton
 
-            x = first_block(images, self.blocks[0].parts(), self.SLOPE)  # type: ignore[operator]
-            for layer in range(1, layers):
-                x = further_block(x, self.blocks[layer].parts(), self.SLOPE)  # type: ignore[operator]
+            x = self.blocks[0].dropout(first_block(images, self.blocks[0].parts(), self.SLOPE))  # type: ignore[operator]
+            for block in list(self.blocks)[1:layers]:
+                x = block.dropout(further_block(x, block.parts(), self.SLOPE))  # type: ignore[operator]
             return x.permute(0, 3, 1, 2)
         x = images_to_float(images).to(self.mix.weight.dtype)
         if images.is_cuda:
