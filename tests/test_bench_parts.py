@@ -4,6 +4,7 @@ import copy
 import json
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -75,6 +76,24 @@ def test_two_halves_are_the_step_that_trains():
     for start, mine, theirs in zip(before, learner.parameters(), other.parameters(), strict=True):
         assert not torch.equal(start, mine)
         torch.testing.assert_close(mine, theirs)
+
+
+def test_both_halves_multiply_matrices_as_training_does(monkeypatch):
+    """In TF32 where the learner allows it: a halved step in float32 would be timed slower than the step that trains."""
+    entered = []
+
+    @contextmanager
+    def products(*asked):
+        entered.append(asked)
+        yield
+
+    monkeypatch.setattr(bench_parts, "products", products)
+    learner = build_learner(settings_of("snail-cnn", **NARROW))
+    sampler = EpisodeSampler(bench.random_items(JOB.dataset, 2, CPU), JOB.way, JOB.shot, JOB.queries)
+    step = bench_parts.SplitStep(learner, sampler, JOB.tasks, "float32")
+    step.feed_forward()
+    step.update()
+    assert entered == [(True, "float32", CPU)] * 2
 
 
 def test_halves_are_warmed_up_and_called_in_turn():

@@ -9,6 +9,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from fastweights.training.objectives import MetaObjective
 from fastweights.training.settings import TrainSettings
 from fastweights.training.step import EAGER_STEPS, make_optimizer
 from fastweights.utils.devices import device_name
+from fastweights.utils.precision import products
 
 PARTS = ("feed_forward", "update", "describe", "predict")
 COMPARED = (
@@ -53,14 +55,17 @@ class SplitStep:
         settings = TrainSettings(tasks_per_step=tasks, precision=precision)
         self.objective = MetaObjective(learner.train(), sampler, settings)
         self.device, self.may_capture = sampler.items.device, capturable(learner)
+        self.context = partial(products, learner.allows_tf32, precision, self.device)
         self.optimizer = make_optimizer([(1.0, learner.parameters())], settings.learning_rate, 0.0, self.device)
 
     def feed_forward(self) -> None:
-        self.loss, _ = self.objective()
+        with self.context():
+            self.loss, _ = self.objective()
 
     def update(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss.backward()
+        with self.context():
+            self.loss.backward()
         self.optimizer.step()
 
     def halves(self) -> tuple[Work, Work]:
