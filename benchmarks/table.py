@@ -1,7 +1,4 @@
-"""The record as tables in Markdown: `python benchmarks/table.py` prints them, `--write` puts them into README.md.
-
-With `--write` the paper's timing figure is drawn, too, from the same lines.
-"""
+"""The record as tables in Markdown: `python benchmarks/table.py` prints them, `--write` puts them into README.md."""
 
 import statistics
 import sys
@@ -14,8 +11,7 @@ from fastweights import bench, bench_pretraining
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE.parent / "results", HERE / "README.md"
-RECORD, FIGURE = RESULTS / "bench.jsonl", RESULTS / "timing.png"
-FIGURE_JOB = {"job": "mini-imagenet 5-way 1-shot 15 queries", "tasks_at_once": 64, "device": "NVIDIA H200"}
+RECORD, GPU = RESULTS / "bench.jsonl", "NVIDIA H200"
 BEGIN, END = "<!-- tables: written by benchmarks/table.py --write -->", "<!-- end of tables -->"
 PEERS = {"easyfsl": "prototypical-cnn", "learn2learn": "maml-cnn"}
 """Libraries, and our system that is like the one we time of theirs."""
@@ -51,7 +47,7 @@ def fastest(lines: list[Line]) -> list[Line]:
 
 def on_gpu(lines: list[Line]) -> list[Line]:
     """The lines of the GPU; all of them where there are none."""
-    return [line for line in lines if line["device"] == FIGURE_JOB["device"]] or lines
+    return [line for line in lines if line["device"] == GPU] or lines
 
 
 def ends(lines: list[Line], of: str) -> list[Line]:
@@ -86,7 +82,7 @@ def together(lines: list[Line]) -> list[Line]:
 
 def first_steps(lines: list[Line]) -> list[Line]:
     """Those of the program as it is: on a GPU it rehearses."""
-    return [line for line in on_gpu(lines) if line["rehearsed"] or line["device"] != FIGURE_JOB["device"]]
+    return [line for line in on_gpu(lines) if line["rehearsed"] or line["device"] != GPU]
 
 
 def latest_of(lines: Iterable[Line]) -> list[Line]:
@@ -239,12 +235,9 @@ def with_tables(readme: str, made: str) -> str:
 
 
 def main() -> None:
-    lines = bench.read(RECORD)
-    made = tables(lines)
+    made = tables(bench.read(RECORD))
     if "--write" in sys.argv[1:]:
         README.write_text(with_tables(README.read_text(), made))
-        shown = [line for line in latest_of(lines) if FIGURE_JOB.items() <= line.items()]
-        bench.draw(sorted(shown, key=lambda line: statistics.median(line["train_ms"])), FIGURE)
     else:
         print(made)
 
