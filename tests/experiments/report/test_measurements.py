@@ -85,6 +85,13 @@ def test_only_lines_measured_alike_are_drawn_together_and_the_latest_of_each(res
     assert measurements.timed(results(*lines)) == [lines[2], lines[4]]
 
 
+@pytest.mark.parametrize(
+    ("learner", "name"), [("maml-cnn", "MAML"), ("snail-cnn", "TCML"), ("mine.py:Mine", "mine.py:Mine")]
+)
+def test_systems_are_named_as_in_the_tables(learner, name):
+    assert measurements.name_of(timed(learner, 1, 1, 1, 1)) == name
+
+
 def test_what_python_slowed_down_is_named(results):
     slow = timed("maml-cnn", 1, 1, 1, 1, as_graphs=["describe", "predict"])
     words = measurements.timing_section(results(timed("fwcnn-hebb", 1, 1, 1, 1), slow))[1]
