@@ -16,6 +16,8 @@ Our readings, where the paper leaves it open:
   gradients are given to g by logarithm and sign, as there.
 - Attention is by dot products of keys, over the square root of their width, without which the nearest key takes all
   from the start. The key network ends in a linear layer as wide as the fully connected one.
+- adaResNet attends by cosines, as the authors' MetaNet does. Its keys are 1,024 sums over 1,024 features: a few steps
+  of Adam move them so far that by dot products one example takes all attention, which then learns nothing.
 - The loss of the description is over all label slots. So each example's shifts depend on that example alone, examples
   can be added one by one, and a class is forgotten by looking away from its examples.
 - **Batch norm.** The paper names none; without it in all layers the keys of all items are nearly the same. The layers
@@ -90,7 +92,7 @@ PRESETS = {
     )
     for name, encoder, settings in (
         ("adaCNN", "cnn", {"slope": 0.0}),
-        ("adaResNet", "resnet", {"width": 1024}),
+        ("adaResNet", "resnet", {"width": 1024, "similarity": "cosine"}),
     )
     for information, words in INFORMATION.items()
 }
