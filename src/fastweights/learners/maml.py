@@ -5,8 +5,9 @@ set's cross-entropy, all tasks at once (`torch.func.vmap`). `first_order` treats
 Its authors take more steps at test than in training (`test_steps`).
 
 By the recipe `own` it has their settings: four ReLU layers, 32 filters for mini-ImageNet and 64 for Omniglot. Ours
-differ in that layers are max-pooled on Omniglot, too, where theirs have strides, that pooling rounds up, and that
-meta-gradients are not clipped.
+differ in that the inner loss is the mean over the support set, where their code takes the sum over classes, in the
+start (He's, theirs Xavier's with a small head), in layers that are max-pooled on Omniglot, too, where theirs have
+strides, in pooling that rounds up, and in meta-gradients that are not clipped.
 
 **Transductive at query time** where the encoder has batch norm: as in the original, activations are normalised by their
 own batch, so the queries of a task depend on one another. With `batch_norm` 0 the learner is inductive.
