@@ -28,8 +28,9 @@ SHORT = TrainSettings(steps=40, queries=3, tasks_per_step=8, validate_every=160,
 def make_step(learner, settings: TrainSettings, graph: bool) -> TrainStep:
     sampler = EpisodeSampler(blobs(40, 10, 0).to("cuda"), 5, 1, 3)
     rate = Rate(settings.learning_rate, settings.schedule)
-    objective = MetaObjective(learner, sampler, settings)
-    return TrainStep(objective, [(1.0, learner.parameters())], rate, seed="0", device=sampler.items.device, graph=graph)
+    objective, device = MetaObjective(learner, sampler, settings), sampler.items.device
+    parts, clip_norm = [(1.0, learner.parameters())], settings.clip_norm
+    return TrainStep(objective, parts, rate, seed="0", clip_norm=clip_norm, device=device, graph=graph)
 
 
 def losses(settings: TrainSettings, graph: bool, steps: int = 12, rule: str = "hebb") -> list[float]:
@@ -42,10 +43,12 @@ def losses(settings: TrainSettings, graph: bool, steps: int = 12, rule: str = "h
     return step.metrics()[:, 0].tolist()
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("bfloat16", 2e-2)])
-def test_a_captured_step_equals_a_plain_one(precision, tolerance):
+@pytest.mark.parametrize(
+    ("precision", "clip_norm", "tolerance"), [("float32", 0.0, 1e-3), ("float32", 0.1, 1e-3), ("bfloat16", 0.0, 2e-2)]
+)
+def test_a_captured_step_equals_a_plain_one(precision, clip_norm, tolerance):
     """The same tasks, the same noise, the same updates: graphs draw anew at every replay."""
-    settings = replace(SHORT, precision=precision)
+    settings = replace(SHORT, precision=precision, clip_norm=clip_norm)
     plain, captured = losses(settings, graph=False), losses(settings, graph=True)
     assert captured == pytest.approx(plain, rel=tolerance)
     assert len(set(captured)) == len(captured)

@@ -133,6 +133,7 @@ class Training:
             seed=f"seed {settings.seed}",
             weight_decay=settings.weight_decay,
             optimizer=settings.optimizer,
+            clip_norm=settings.clip_norm,
             device=self.device,
             ema=self.ema,
             graph=self._captures_graphs,

@@ -55,6 +55,8 @@ class TrainSettings(Settings):
     """Steps after which the schedule `halving` halves the learning rate, again and again."""
     weight_decay: float = option(0.0, at_least=0)
     """Weight decay: decoupled with adam, part of the gradient with sgd."""
+    clip_norm: float = option(0.0, at_least=0)
+    """Norm to which an update's gradients, all taken together, are scaled down where it is larger; 0 is no limit."""
     label_smoothing: float = option(0.0, at_least=0, at_most=1)
     """Label smoothing of the training loss."""
     encoder_lr_scale: float = option(1.0, at_least=0)

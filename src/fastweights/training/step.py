@@ -65,6 +65,7 @@ class TrainStep:
         seed: str,
         weight_decay: float = 0.0,
         optimizer: str = "adam",
+        clip_norm: float = 0.0,
         device: torch.device,
         ema: "EMA | None" = None,
         graph: bool = False,
@@ -73,7 +74,7 @@ class TrainStep:
     ) -> None:
         """`context` is entered for every step that is taken or captured, forwards and backwards."""
         self.objective, self.rate, self.seed, self.ema = objective, rate, seed, ema
-        self.ranks, self.device, self.context = ranks, device, context
+        self.ranks, self.device, self.context, self.clip_norm = ranks, device, context, clip_norm
         if device.type == "cpu":
             keep_freed_memory()
         self.optimizer = make_optimizer(parts, rate.peak, weight_decay, device, optimizer)
@@ -130,6 +131,9 @@ class TrainStep:
             loss, right = self.objective()
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
+        if self.clip_norm:
+            groups = self.optimizer.param_groups
+            nn.utils.clip_grad_norm_((p for group in groups for p in group["params"]), self.clip_norm)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update()
