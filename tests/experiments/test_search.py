@@ -68,6 +68,29 @@ def test_each_candidate_becomes_a_line(small_benchmarks, tmp_path, workspace, mo
     assert f"{second.val_accuracy:.2f}" in said[1]
 
 
+def test_a_candidate_may_be_of_another_recipe(small_benchmarks, tmp_path, workspace, monkeypatch):
+    """The same name and changes by two recipes are two candidates."""
+    own = {"*/maml-*": Changes({"learning_rate": 7e-3, "tasks_per_step": 2})}
+    monkeypatch.setattr(recipes, "RECIPES", {**recipes.RECIPES, "own": own})
+    one = {"name": "longer steps", "cell": "omniglot-5way-1shot/maml-cnn", "learner": {"inner_rate": 2.0}}
+    listed = candidates(tmp_path, {**one, "recipe": "own"}, one)
+    assert search.search(listed, tmp_path / "search.jsonl", workspace, lambda sentence: None) == 2
+    by_own, by_best = search.read(tmp_path / "search.jsonl")
+    assert (by_own.recipe, by_best.recipe) == ("own", "best")
+    assert by_own.config["training"]["learning_rate"] == 7e-3
+    assert by_best.config["training"]["learning_rate"] != 7e-3
+    assert by_own.config["learner"]["inner_rate"] == by_best.config["learner"]["inner_rate"] == 2.0
+
+
+def test_lines_without_a_recipe_are_by_best(small_benchmarks, tmp_path, workspace):
+    """As lines were before others could be searched."""
+    [candidate] = candidates(tmp_path, {"name": "one", "cell": CELL})
+    search.search([candidate], tmp_path / "search.jsonl", workspace, lambda sentence: None)
+    values = json.loads((tmp_path / "search.jsonl").read_text())
+    del values["recipe"], values["digest"]
+    assert search.SearchResult.from_json(values).recipe == "best"
+
+
 def test_the_accuracy_is_that_of_the_best_weights(small_benchmarks, tmp_path, workspace, monkeypatch):
     kept = []
     monkeypatch.setattr(reproducing, "Training", lambda *a, **k: kept.append(Training(*a, **k)) or kept[0])
@@ -247,6 +270,7 @@ def test_a_recipe_that_trains_on_validation_classes_is_searched_without(
         ('[{"name": "x", "cell": "omniglot-5way-1shot/nothing"}]', "candidates.json: .*no model 'nothing'"),
         ('[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": ["steps"]}]', "settings by name"),
         ('[{"name": "x", "cell": 5}]', "5 should be a word"),
+        ('[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "recipe": "mine"}]', "no recipe 'mine'"),
         ('[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "seed": "a"}]', "'a' should be a whole number"),
         (
             '[{"name": "x", "cell": "omniglot-5way-1shot/fwcnn-hebb", "training": {"steps": "many"}}]',

@@ -95,7 +95,8 @@ def search(
         Path,
         typer.Argument(
             help='A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}: what is special, '
-            "mini-imagenet-5way-1shot/fwcnn-hebb, say, and changes to its settings by the best recipe."
+            'mini-imagenet-5way-1shot/fwcnn-hebb, say, and changes to its settings by a recipe ("recipe", best unless '
+            "said)."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The record to add to.")] = SEARCH,

@@ -1,4 +1,4 @@
-"""Comparing configurations on validation tasks, to choose `best`. The test split is never touched.
+"""Comparing configurations on validation tasks, to choose a recipe. The test split is never touched.
 
 Every result, better or worse, is kept in `search.jsonl` beside the ledger. The models are kept, too: `reproduce` only
 tests a model that a search has trained with the settings of the recipe.
@@ -14,7 +14,7 @@ from fastweights.data import Dataset
 from fastweights.experiments import run as work
 from fastweights.experiments.ledger import CELL_SETTINGS, Record, are_points, check_config, has_settings
 from fastweights.experiments.plan import Run, run_of
-from fastweights.experiments.recipes import Settings, changes_of
+from fastweights.experiments.recipes import RECIPES, Settings, changes_of
 from fastweights.experiments.run import Say, Sinks, Workspace, percent
 from fastweights.experiments.tables import PROTOCOLS
 from fastweights.learners.registry import check_overrides, names_of, settings_of
@@ -33,7 +33,7 @@ PRETRAINED = "nearest mean after pre-training"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model trained by `best` with some changes."""
+    """A model trained by a recipe with some changes."""
 
     name: str
     """How it differs, in a few words."""
@@ -56,7 +56,7 @@ class SearchResult(Record):
     protocol: str
     seed: int
     changes: dict[str, Any]
-    """To `best` as it was then."""
+    """To the recipe as it was then."""
     val_accuracy: float
     """The best of all validations."""
     val_tasks: int
@@ -75,6 +75,7 @@ class SearchResult(Record):
     commit: str
     data_hash: str
     config: dict[str, Any]
+    recipe: str = "best"
 
     def check(self) -> None:
         check_config(self.config)
@@ -83,7 +84,8 @@ class SearchResult(Record):
 
 
 def read_candidates(path: Path) -> list[Candidate]:
-    """A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}; also "protocol" and "seed"."""
+    """A JSON list of {"name": ..., "cell": ..., "training": {...}, "learner": {...}}; also "recipe", if it is not best,
+    "protocol" and "seed"."""
     try:
         entries = parse_written(read_text(path))
         if not isinstance(entries, list):
@@ -97,7 +99,7 @@ def read_candidates(path: Path) -> list[Candidate]:
         raise UserError(f"{path}: {error}") from None
 
 
-KEYS = {"name": str, "cell": str, "training": dict, "learner": dict, "protocol": str, "seed": int}
+KEYS = {"name": str, "cell": str, "training": dict, "learner": dict, "recipe": str, "protocol": str, "seed": int}
 """What an entry may have, and the types."""
 
 
@@ -112,9 +114,11 @@ def _candidate(entry: Any) -> Candidate:
             raise TypeError(f"{value!r} should be {KINDS.get(KEYS[key], 'settings by name')}")
     if entry.get("protocol", "") not in ("", *PROTOCOLS):
         raise ValueError(f"there is no protocol {entry['protocol']!r}; there are {' and '.join(PROTOCOLS)}")
+    if entry.get("recipe", "best") not in RECIPES:
+        raise unknown("recipe", entry["recipe"], RECIPES)
     if entry.get("seed", 0) < 0:
         raise ValueError(f"the seed {entry['seed']} is negative")
-    run = run_of(entry["cell"], "best", entry.get("protocol", ""), entry.get("seed", 0))
+    run = run_of(entry["cell"], entry.get("recipe", "best"), entry.get("protocol", ""), entry.get("seed", 0))
     candidate = Candidate(entry["name"], run, tupled(entry.get("training", {})), tupled(entry.get("learner", {})))
     try:
         _check_changes(candidate)
@@ -133,9 +137,9 @@ def _check_changes(candidate: Candidate) -> None:
         raise UserError(f"{setting} cannot be changed by a candidate; name another cell, or a seed.")
     if "seconds" in training:
         raise UserError("a candidate is limited by steps, not by seconds, which depend on the machine's load.")
-    best = changes_of("best", run.training, run.learner, run.variant)
-    TrainSettings(**{**best.training, **training})
-    check_overrides(run.learner, {**best.learner, **learner})
+    recipe = changes_of(run.recipe, run.training, run.learner, run.variant)
+    TrainSettings(**{**recipe.training, **training})
+    check_overrides(run.learner, {**recipe.learner, **learner})
 
 
 def search(
@@ -174,9 +178,10 @@ def search(
 
 
 def _is_of(known: SearchResult, candidate: Candidate, settings: Settings) -> bool:
-    """Whether a line of the record is of this candidate with these settings: `best` may have changed since."""
+    """Whether a line of the record is of this candidate with these settings: the recipe may have changed since."""
     run, (learner, training) = candidate.run, settings
-    if (known.name, known.cell, known.protocol, known.seed) != (candidate.name, run.cell, run.protocol, run.seed):
+    asked = candidate.name, run.cell, run.recipe, run.protocol, run.seed
+    if (known.name, known.cell, known.recipe, known.protocol, known.seed) != asked:
         return False
     return has_settings(known.config, lambda _, elsewhere: (learner, replace(training, **elsewhere)))
 
@@ -214,6 +219,7 @@ def train_candidate(
         **work.provenance(training, workspace, folder),
         name=candidate.name,
         cell=candidate.run.cell,
+        recipe=candidate.run.recipe,
         protocol=candidate.run.protocol,
         seed=candidate.run.seed,
         changes={**candidate.training, **candidate.learner},

@@ -188,7 +188,7 @@ def recipes_page(results: Results) -> str:
         longer,
         "## `best`",
         "The same architecture and the same rule, with the best training we know, chosen on validation tasks "
-        f"({len(results.searched)} configurations, [search.csv](search.csv)):",
+        f"({sum(one.recipe == 'best' for one in results.searched)} configurations, [search.csv](search.csv)):",
         best,
         "## `own`",
         "Other systems as their authors trained them: by the training that the model names (`fastweights recipe CELL "

@@ -122,15 +122,15 @@ def paired_csv(results: Results) -> str:
 
 
 def search_csv(results: Results) -> str:
-    """Every configuration that was compared, one seed each. Changes are to `best` as it was then; accuracies in %."""
+    """Every configuration that was compared, one seed each: changes to the recipe as it was then, accuracies in %."""
     rows = []
     for one in sorted(results.searched, key=lambda one: one.cell):
-        about = one.cell, one.protocol, one.seed, one.name, json.dumps(retired.current(one.changes))
+        about = one.cell, one.recipe, one.protocol, one.seed, one.name, json.dumps(retired.current(one.changes))
         accuracies = f"{one.val_accuracy:.2f}", f"{one.centroid_accuracy:.2f}", f"{one.train_accuracy:.1f}"
         steps = one.best_step, one.validation[-1][0], f"{one.seconds:.0f}"
         rows.append((*about, *accuracies, *steps, one.device, one.commit))
-    header = "cell protocol seed name changes validation nearest_mean training best_step steps seconds device commit"
-    return _csv(header, rows)
+    header = "cell recipe protocol seed name changes validation nearest_mean training best_step steps seconds"
+    return _csv(f"{header} device commit", rows)
 
 
 def html_page(results: Results, written: dict[str, str]) -> str:
