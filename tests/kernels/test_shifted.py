@@ -14,6 +14,7 @@ from fastweights.kernels.shifted import Launch
 from fastweights.learners.adaptive import Adaptive, split_items
 from fastweights.nn import shifts as shifts_module
 from fastweights.nn.encoders import CNN, ResNet
+from fastweights.nn.encoders import resnet as resnet_module
 from fastweights.nn.shifts import FeedbackShifts, shifted_activation
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.precision import autocast
@@ -45,6 +46,13 @@ def _several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch, *, wanted: bool = True) -> None:
     monkeypatch.setattr(shifts_module, "_can_be_fused", lambda *_: wanted)
+
+
+def use_kernels_of_the_resnet(monkeypatch: pytest.MonkeyPatch, *, wanted: bool) -> None:
+    def fits(_: Tensor, norm: nn.Module, *__: torch.dtype) -> bool:
+        return wanted and (norm.training or not torch.is_grad_enabled())
+
+    monkeypatch.setattr(resnet_module, "can_be_fused", fits)
 
 
 def draw(size: str, two_kinds: bool, layout: str = "-", dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -157,7 +165,10 @@ ENCODERS = {
 
 
 def new_learner(encoder: str, information: str, side: int, depth: int = 2) -> Adaptive:
-    learner = Adaptive(ENCODERS[encoder](side, depth), slots=3, information=information, width=6, map_units=5)
+    return with_biases(Adaptive(ENCODERS[encoder](side, depth), slots=3, information=information, width=6, map_units=5))
+
+
+def with_biases(learner: Adaptive) -> Adaptive:
     for norm in learner.modules():
         if isinstance(norm, nn.BatchNorm2d):  # so that nothing is at the edge of an activation
             nn.init.uniform_(norm.bias, -0.5, 0.5)
@@ -189,6 +200,22 @@ def test_learners_as_a_whole(encoder: str, information: str, monkeypatch: pytest
     found = logits_and_gradients(learner, episode)
     use_kernels(monkeypatch, wanted=False)
     assert error(found, logits_and_gradients(learner, episode)) < LEARNED
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the encoder's kernels multiply in bfloat16 on a GPU")
+@pytest.mark.parametrize("information", ["df", pytest.param("gradient", marks=pytest.mark.slow)])
+def test_a_resnet_by_its_own_kernels_too(information: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As adaResNet is trained on a GPU: the layers below, the keys and the end of the network are fused as well."""
+    options = {"similarity": "cosine", "key_batch_norm": True, "width": 6, "map_units": 5}
+    encoder = ResNet((4, 4, 3), blocks=(16, 16, 16), features=16)
+    learner = with_biases(Adaptive(encoder, slots=3, information=information, **options))
+    episode = an_episode(learner, shot=1, queries=1)
+    results = []
+    for wanted in (True, False):
+        use_kernels(monkeypatch, wanted=wanted)
+        use_kernels_of_the_resnet(monkeypatch, wanted=wanted)
+        results.append(logits_and_gradients(learner, episode))
+    assert error(*results) < LEARNED
 
 
 @pytest.mark.parametrize("information", ["df", "gradient"])

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fastweights.learners import build_learner
 from fastweights.learners.adaptive import Adaptive
+from fastweights.learners.base import joined
 from fastweights.learners.registry import LearnerSettings, preset
 from fastweights.nn.encoders import CNN, ResNet
 from fastweights.nn.rules import log_and_sign
@@ -221,8 +222,46 @@ def test_the_authors_hyper_parameters() -> None:
     assert (large.filters, large.width, large.information, large.shifted) == (32, 288, "df", 2)
     assert of("adacnn-gradient", (84, 84, 3)).information == "gradient"
     assert (resnet.blocks, resnet.features, resnet.width) == ((64, 96, 128, 256), 1024, 1024)
+    assert (large.similarity, large.key_batch_norm) == ("scaled", False)
+    assert (resnet.similarity, resnet.key_batch_norm) == ("cosine", True)
     assert list(build_learner(resnet).shifted_layers) == [2, 3]
     assert list(build_learner(large).shifted_layers) == [3, 4]
+
+
+def test_attention_of_adaresnet_stays_alive() -> None:
+    """Adam changes keys of 1,024 numbers from 1,024 features much: neither one example takes all, nor are all alike."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(1)
+    of = {"dataset": "d", "item_shape": (12, 12, 1), "vocabulary": 0, "way": 5, "shot": 1}
+    learner = build_learner(preset("adaresnet-df", blocks=(8, 8), **of))
+    adam = torch.optim.Adam(learner.parameters(), lr=1e-3)
+    for _ in range(40):
+        loss, _ = learner.training_loss(tiny.pattern_episode(4, 5, 1, 3))
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    episode = tiny.pattern_episode(40, 5, 1, 3)
+    with torch.no_grad():
+        support, queries = learner.keys_of(joined(episode.support_x, episode.query_x)).split([5, 15], dim=1)
+        attention = learner._attend(queries, support)
+        right = (learner(episode).argmax(-1) == episode.query_y).double().mean()
+    entropy = -(attention * attention.clamp(min=1e-9).log()).sum(-1).mean()  # by dot products 0.7, uniform 1.61
+    assert 1.2 < entropy < 1.58
+    assert right > 0.35
+
+
+def test_normalised_keys_share_nothing() -> None:
+    """In training all items of a batch are normalised together, at test time each by running statistics."""
+    learner, episode = narrow(key_batch_norm=True), tiny.noise_episode()
+    with torch.no_grad():
+        learner.key_layer.bias += 3
+    keys = learner.keys_of(episode.support_x)
+    torch.testing.assert_close(keys.mean((0, 1)), torch.zeros(6))
+    assert "key_norm.running_mean" in learner.state_dict()
+    assert not any(name.startswith("key_norm") for name, _ in learner.named_parameters())
+    learner.eval()
+    torch.testing.assert_close(learner.keys_of(episode.support_x)[:1, :1], learner.keys_of(episode.support_x[:1, :1]))
+    assert not any(name.startswith("key_norm") for name in narrow().state_dict())
 
 
 @pytest.mark.parametrize("information", ["df", "gradient"])

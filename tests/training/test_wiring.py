@@ -86,7 +86,10 @@ ADAPTIVE = {
     "first_order": (False, None),
 }
 ABOVE = {"width": (17, lambda learner: learner.hidden.out_features), "information": ("gradient", information)}
-SHIFTED = {"shifted": (1, lambda learner: len(learner.shifted_layers))}
+SHIFTED = {
+    "shifted": (1, lambda learner: len(learner.shifted_layers)),
+    "key_batch_norm": (True, lambda learner: isinstance(learner.key_norm, torch.nn.BatchNorm1d)),
+}
 REACHED = {
     ("cnn", "layers"): (IMAGES, 4, lambda learner: len(learner.encoder.convolutions)),
     ("cnn", "filters"): (IMAGES, 9, lambda learner: learner.encoder.convolutions[1].out_channels),

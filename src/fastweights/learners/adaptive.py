@@ -16,8 +16,10 @@ Our readings, where the paper leaves it open:
   gradients are given to g by logarithm and sign, as there.
 - Attention is by dot products of keys, over the square root of their width, without which the nearest key takes all
   from the start. The key network ends in a linear layer as wide as the fully connected one.
-- adaResNet attends by cosines, as the authors' MetaNet does. Its keys are 1,024 sums over 1,024 features: a few steps
-  of Adam move them so far that by dot products one example takes all attention, which then learns nothing.
+- adaResNet attends by cosines, as MetaNet does, of keys that are batch-normalised. Each of the 1,024 numbers in a key
+  is a sum over 1,024 features, so every step of Adam changes it much. By dot products one example takes nearly all
+  attention after ten to twenty steps, and training stays at chance; by cosines alone what all keys share may grow until
+  all examples look alike. adaCNN, which is narrower, learns without either.
 - The loss of the description is over all label slots. So each example's shifts depend on that example alone, examples
   can be added one by one, and a class is forgotten by looking away from its examples.
 - **Batch norm.** The paper names none; without it in all layers the keys of all items are nearly the same. The layers
@@ -81,6 +83,8 @@ class ShiftSettings(Settings):
 class AdaptiveSettings(ShiftSettings):
     shifted: int = option(2, at_least=0)
     """How many of the encoder's last layers are shifted, besides the two layers above it."""
+    key_batch_norm: bool = option(False)
+    """Whether the keys of the memory are batch-normalised, without gains and biases."""
 
 
 INFORMATION = {"df": "direct feedback", "gradient": "error gradients"}
@@ -92,7 +96,7 @@ PRESETS = {
     )
     for name, encoder, settings in (
         ("adaCNN", "cnn", {"slope": 0.0}),
-        ("adaResNet", "resnet", {"width": 1024, "similarity": "cosine"}),
+        ("adaResNet", "resnet", {"width": 1024, "similarity": "cosine", "key_batch_norm": True}),
     )
     for information, words in INFORMATION.items()
 }
@@ -111,11 +115,12 @@ class Adaptive(Learner):
         self.encoder, self.slots, self.similarity, self.first_order = encoder, slots, s.similarity, s.first_order
         self.slope = float(getattr(encoder, "slope", SLOPE))
         depth = int(getattr(encoder, "depth", 0))
-        shifted = s.shifted if isinstance(s, AdaptiveSettings) else 0
+        shifted, norm_keys = (s.shifted, s.key_batch_norm) if isinstance(s, AdaptiveSettings) else (0, False)
         self.shifted_layers = range(max(0, depth - shifted), depth)
         self.hidden = he_init(nn.Linear(inputs, s.width), self.slope)
         self.output = he_init(nn.Linear(s.width, slots), 1.0)
         self.key_encoder, self.key_layer = twin(encoder), he_init(nn.Linear(inputs, s.width), 1.0)
+        self.key_norm = nn.BatchNorm1d(s.width, affine=False) if norm_keys else nn.Identity()
         self.by_feedback = s.information == "df"
         self.hidden_map = ShiftMap(slots, s.map_units) if self.by_feedback else GradientMap(s.map_units)
         self.output_map = GradientMap(s.map_units)
@@ -192,7 +197,8 @@ class Adaptive(Learner):
 
     def keys_of(self, x: Tensor) -> Tensor:
         """Items (T, n, *item) as keys of the memory (T, n, width)."""
-        return self._linear(self.key_layer, self.key_encoder(x.flatten(0, 1))).unflatten(0, x.shape[:2])
+        keys = self._linear(self.key_layer, self.key_encoder(x.flatten(0, 1)))
+        return self.key_norm(keys).unflatten(0, x.shape[:2])
 
     def write(self, lower: Tensor, keys: Tensor, labels: Tensor, slots: Tensor) -> dict[str, Tensor]:
         """A state of support examples, given by the layers below the shifted ones, with their labels (T, n)."""
