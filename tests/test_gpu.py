@@ -39,7 +39,7 @@ def losses(settings: TrainSettings, graph: bool, steps: int = 12, rule: str = "h
     step = make_step(learner, settings, graph)
     for i in range(steps):
         step(i, 0.0)
-    assert (step._graph is not None) == graph
+    assert step.is_graph == graph
     return step.metrics()[:, 0].tolist()
 
 
@@ -86,10 +86,29 @@ def test_a_step_is_captured_anew_when_the_tasks_change():
                 step.objective.sampler = EpisodeSampler(step.objective.sampler.items, 5, 2, 3)
                 step.expect_change()
             step(i, 0.0)
-        assert (step._graph is not None) == graph
+        assert step.is_graph == graph
         return step.metrics()[:, 0].tolist()
 
     assert losses_over_a_change(True) == pytest.approx(losses_over_a_change(False), rel=1e-3)
+
+
+def test_shapes_that_come_again_keep_their_graphs():
+    settings = replace(SHORT, precision="float32")
+
+    def losses_of_two_shapes(graph: bool) -> list[float]:
+        torch.manual_seed(0)
+        step = make_step(build_learner(NARROW).cuda().train(), settings, graph)
+        samplers = [EpisodeSampler(step.objective.sampler.items, 5, shot, 3) for shot in (1, 2)]
+        for i in range(20):
+            step.objective.sampler = samplers[i % 2]
+            step.expect_change(i % 2)
+            step(i, 0.0)
+        captured = [shape.graph for shape in step._shapes.values()]
+        assert len(captured) == 2
+        assert all((one is not None) == graph for one in captured)
+        return step.metrics()[:, 0].tolist()
+
+    assert losses_of_two_shapes(True) == pytest.approx(losses_of_two_shapes(False), rel=1e-3)
 
 
 @pytest.mark.parametrize(

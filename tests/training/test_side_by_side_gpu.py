@@ -67,8 +67,8 @@ def test_seeds_side_by_side_lose_as_they_do_alone(dataset, kind):
     assert {outcome.counters.step for outcome in ended.values()} == {60}
     for seed, single in make(learner, data, 4, **changes).items():
         single.run(test=False)
-        assert single.take_step._graph is not None
-        assert together[seed].take_step._graph is not None
+        assert single.take_step.is_graph
+        assert together[seed].take_step.is_graph
         ours, alone = together[seed].sinks[0].losses(), single.sinks[0].losses()
         assert ours[:20] == pytest.approx(alone[:20], rel=2e-3)
         assert len(set(ours)) == len(ours)
@@ -92,9 +92,9 @@ def test_a_step_of_sentences_is_captured_and_equals_a_plain_one():
     losses = []
     for captured in (True, False):
         training = make(replace(SENTENCES, dropout=0.3), texts(), 1, queries=1)[0]
-        training.take_step._wants_graph = captured
+        training.take_step._shape.wants_graph = captured
         training.run(test=False)
-        assert (training.take_step._graph is not None) == captured
+        assert training.take_step.is_graph == captured
         losses.append(training.sinks[0].losses())
     assert losses[0][:20] == pytest.approx(losses[1][:20], rel=2e-3)
 

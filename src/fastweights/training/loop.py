@@ -120,7 +120,9 @@ class Training:
         torch.manual_seed(seed_of(f"seed {settings.seed} pretraining"))
         wants_head = settings.pretrain_steps or settings.classifier_weight
         self.head = new_head(self.learner, self.items["train"].classes, self.device) if wants_head else None
-        sampler = self._sampler(*settings.training_task)
+        way, _, queries = settings.training_task
+        self._samplers = [self._sampler(way, shot, queries) for shot in settings.training_shots]
+        sampler = self._samplers[-1]
         self.objective = MetaObjective(self.learner, sampler, settings, ranks, self.classifier)
         shape = {"way": settings.way, "shot": settings.shot, "queries": settings.queries}
         self.finetune_sampler = self._sampler(**shape) if settings.finetune_steps else sampler
@@ -357,6 +359,7 @@ class Training:
         self._logged_step = counters.step
         while counters.step < self.settings.steps and self._done() < 1 and not self._stop:
             self._finetune_when_due()
+            self._vary_shot()
             if self._encoder_is_apart:
                 frozen = counters.step < self.settings.freeze_encoder_steps
                 self.take_step.set_share(0, 0.0 if frozen else self.settings.encoder_lr_scale)
@@ -384,6 +387,14 @@ class Training:
         if due and self.objective.sampler is not self.finetune_sampler:
             self.objective.finetune(self.finetune_sampler)
             self.take_step.expect_change()
+
+    def _vary_shot(self) -> None:
+        """Where shots vary, draw those of the next step: a function of the seed and the step, as all that is drawn."""
+        finetuning = self.settings.finetune_steps and self.objective.sampler is self.finetune_sampler
+        if len(self._samplers) > 1 and not finetuning:
+            number = seed_of(f"seed {self.settings.seed} shots of step {self.counters.step}") % len(self._samplers)
+            self.objective.sampler = self._samplers[number]
+            self.take_step.expect_change(number)
 
     def _agree(self, seconds: float) -> None:
         """Settle the clock, and whether to stop. Several ranks do so together, and only where they wait anyway."""

@@ -32,6 +32,8 @@ class TrainSettings(Settings):
     """Classes in a training task, where they are more than in validation and test; 0: as many."""
     train_shot: int = option(0, at_least=0)
     """Support examples per class in a training task; 0: as many as in validation and test."""
+    vary_shot: bool = option(False)
+    """Whether each training step draws the support examples per class of its tasks, from 1 to that many."""
     train_queries: int = option(0, at_least=0)
     """Query examples per class in a training task; 0: as many as in validation and test."""
     steps: int = option(2000, at_least=1)
@@ -112,6 +114,8 @@ class TrainSettings(Settings):
         super().__post_init__()
         if self.train_way == 1:
             raise UserError("train_way must be at least 2, or 0 for as many as at test, not 1.")
+        if self.vary_shot and self.training_task[1] == 1:
+            raise UserError("vary_shot has nothing to vary with one shot; let train_shot be the most of a task.")
         for name in ("finetune_steps", "freeze_encoder_steps"):
             if getattr(self, name) > self.steps:
                 raise UserError(f"{name} must be from 0 to all {self.steps} steps, not {getattr(self, name)}.")
@@ -134,6 +138,12 @@ class TrainSettings(Settings):
     def training_task(self) -> tuple[int, int, int]:
         """Way, shot and queries of the tasks trained on."""
         return self.train_way or self.way, self.train_shot or self.shot, self.train_queries or self.queries
+
+    @property
+    def training_shots(self) -> range:
+        """The numbers of shots that tasks trained on may have."""
+        _, shot, _ = self.training_task
+        return range(1 if self.vary_shot else shot, shot + 1)
 
     @property
     def slots(self) -> int:

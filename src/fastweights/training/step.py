@@ -6,7 +6,7 @@ random numbers, memory and a stream of its own: several of them may be replayed 
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -46,15 +46,22 @@ class Rate:
         return self.peak
 
 
+@dataclass
+class _Shape:
+    """How far the steps of one shape of batches are: some are taken plainly, then one is captured and replayed."""
+
+    wants_graph: bool
+    plain_steps: int = 0
+    graph: torch.cuda.CUDAGraph | None = None
+    draws: torch.Generator | None = None
+
+
 Objective = Callable[[], tuple[Tensor, Tensor]]
 """Draws a batch by torch's generator and answers it: the loss, and the share of right answers."""
 
 
 class TrainStep:
     """Takes steps towards an objective; losses stay on the device until somebody asks for them."""
-
-    _graph: torch.cuda.CUDAGraph | None = None
-    _graph_draws: torch.Generator
 
     def __init__(
         self,
@@ -79,20 +86,25 @@ class TrainStep:
             keep_freed_memory()
         self.optimizer = make_optimizer(parts, rate.peak, weight_decay, device, optimizer)
         self._may_capture = graph and device.type == "cuda" and not ranks.several
+        self._shapes = dict[Hashable, _Shape]()
         self.expect_change()
         self._metrics = torch.zeros(METRICS_KEPT, 2, device=device)
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
         self._taken, self._put_aside = 0, list[Tensor]()
         self._rates: list[float] = []
 
-    def expect_change(self) -> None:
-        """Say that the objective draws batches of another shape from now on: a graph of it has to be captured again."""
-        self._graph, self._wants_graph, self._eager_steps = None, self._may_capture, 0
+    def expect_change(self, shape: Hashable = None) -> None:
+        """Say that the objective draws batches of another shape from now on, of which a graph has to be captured.
+
+        Shapes that come again have a name: their graphs are kept.
+        """
+        fresh = _Shape(self._may_capture)
+        self._shape = fresh if shape is None else self._shapes.setdefault(shape, fresh)
 
     @property
     def is_graph(self) -> bool:
         """Whether steps are replayed as a CUDA graph."""
-        return self._graph is not None
+        return self._shape.graph is not None
 
     def set_share(self, part: int, share: float) -> None:
         """Give a part another share of the step size from now on."""
@@ -106,15 +118,15 @@ class TrainStep:
         Everything random in it (tasks, label noise, dropout) is a function of the seed and the step.
         """
         self._set_learning_rate(self.rate.at(done))
-        if self._wants_graph and self._eager_steps >= EAGER_STEPS:
+        if self._shape.wants_graph and self._shape.plain_steps >= EAGER_STEPS:
             self._capture()
-        seed = seed_of(f"{self.seed} step {step}")
-        if self._graph is not None:
-            self._graph_draws.manual_seed(seed)
-            self._graph.replay()
+        seed, shape = seed_of(f"{self.seed} step {step}"), self._shape
+        if shape.graph is not None and shape.draws is not None:
+            shape.draws.manual_seed(seed)
+            shape.graph.replay()
         else:
             seed_generators(seed, self.device)
-            self._step_aside() if self._wants_graph else self._step()
+            self._step_aside() if shape.wants_graph else self._step()
         self._taken += 1
         if self._taken == METRICS_KEPT:
             self._put_metrics_aside()
@@ -147,10 +159,10 @@ class TrainStep:
         with torch.cuda.stream(stream):
             self._step()
         torch.cuda.current_stream().wait_stream(stream)
-        self._eager_steps += 1
+        self._shape.plain_steps += 1
 
     def _capture(self) -> None:
-        self._wants_graph = False
+        self._shape.wants_graph = False
         torch.cuda.synchronize()
         self.optimizer.zero_grad(set_to_none=True)  # gradients must live in the graph's own memory
         graph = torch.cuda.CUDAGraph()
@@ -162,7 +174,7 @@ class TrainStep:
             warnings.warn(f"No CUDA graph ({reason}): going on without, more slowly.", stacklevel=2)
             torch.cuda.synchronize()
         else:
-            self._graph, self._graph_draws = graph, draws
+            self._shape.graph, self._shape.draws = graph, draws
 
     def _put_metrics_aside(self) -> None:
         self._put_aside.append(self._metrics[: self._taken].clone())
