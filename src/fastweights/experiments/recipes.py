@@ -150,9 +150,8 @@ OWN: dict[str, Changes] = {
     "*/metanet-*": Changes({"learning_rate": 1e-3, "tasks_per_step": 1}),
     "omniglot-*/metanet-*": Changes({}, {"batch_norm": 0}),
     "mini-imagenet-*/metanet-*": Changes({"train_way": 10}),
-    # Mishra et al. (2017) train on one to five shots and ask one query in each task, ours one of each class; how long
-    # they train is not said.
-    "*/snail-*": Changes({"steps": 40_000, "train_queries": 1, "train_shot": 5, "vary_shot": True}, {"shots": 5}),
+    # Mishra et al. (2017) ask one query in each task, ours one of each class; how long they train is not said.
+    "*/snail-*": Changes({"steps": 40_000, "train_queries": 1}),
     "mini-imagenet-*/snail-*": Changes({"steps": 16_000}),
     # Santoro et al. (2016): 100,000 episodes, read as steps.
     "*/mann-*": Changes({"steps": 100_000}),
