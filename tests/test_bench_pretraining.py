@@ -42,7 +42,7 @@ def test_the_command_appends_a_line_by_the_recipe(monkeypatch, tmp_path, capsys)
     assert (line["job"], line["learner"], line["items_at_once"]) == ("pre-training: mini-imagenet", "fwcnn-hebb", 3)
     assert line["changes"] == {"filters": 4, "layers": 2, "width": 8}
     assert (line["as_graph"], line["commit"], line["precision"]) == (False, "abc", "float32")
-    assert line["items_per_second"] == pytest.approx(3000 / (sum(line["step_ms"]) / 2), rel=1e-4, abs=0.051)  # it is rounded
+    assert line["items_per_second"] == pytest.approx(3000 / (sum(line["step_ms"]) / 2), rel=1e-4, abs=0.051)
     shown = capsys.readouterr().out
     assert "fwcnn-hebb" in shown
     assert "…" not in shown
