@@ -219,8 +219,23 @@ def test_prototypical_networks_by_their_own_recipe():
 
 
 def test_matching_networks_by_their_own_recipe():
-    for name in ("matching-cnn", "matching-cnn-fce"):
+    for name, steps in (("matching-cnn", 50_000), ("matching-cnn-fce", 25_000)):
         learner, s = by_own("mini-imagenet-5way-1shot", name)
         assert (learner.layers, learner.filters, learner.slope) == (4, 64, 0.0)
-        assert (s.steps, s.tasks_per_step, s.pretrain_steps, s.augment) == (50_000, 4, 0, ())
+        assert (s.steps, s.tasks_per_step, s.pretrain_steps, s.augment) == (steps, 4, 0, ())
     assert changes_of("own", "ptb-5way-1shot", "matching-lstm").learner == {}
+
+
+def test_more_ways_or_shots_take_half_the_steps_where_no_length_is_published():
+    halved = {"omniglot-20way-1shot": 37_500, "omniglot-5way-5shot": 37_500, "mini-imagenet-5way-5shot": 25_000}
+    for training, steps in halved.items():
+        assert {by_own(training, name)[1].steps for name in ("matching-cnn", "adacnn-df")} == {steps}
+    whole = {"omniglot-5way-1shot": 75_000, "mini-imagenet-5way-1shot": 50_000}
+    for training, steps in whole.items():
+        assert {by_own(training, name)[1].steps for name in ("matching-cnn", "adacnn-df")} == {steps}
+
+
+def test_snail_trains_on_one_to_five_shots_by_its_own_recipe():
+    for training, name in (("omniglot-20way-1shot", "snail-cnn"), ("mini-imagenet-5way-5shot", "snail-resnet")):
+        learner, s = by_own(training, name)
+        assert (list(s.training_shots), s.train_queries, learner.shots) == ([1, 2, 3, 4, 5], 1, 5)

@@ -187,7 +187,7 @@ def test_lstm_with_adaffn_agrees_with_a_sentence_by_sentence_computation():
         at_logits.append(map_gradient(learner.output_map.mlp, error))
     slow = []
     for query in tasks.query_x[0]:
-        weights = torch.stack([key(query) @ one for one in keys]).softmax(0)
+        weights = torch.stack([key(query) @ one / math.sqrt(7) for one in keys]).softmax(0)
         shift, at_output = (sum(w * s for w, s in zip(weights, of, strict=True)) for of in (shifts, at_logits))
         slow.append(learner.output(act(layer(query)) + act(shift)) + at_output)
     torch.testing.assert_close(learner(tasks)[0], torch.stack(slow))
@@ -296,9 +296,22 @@ def test_the_hyper_parameters():
         for shot, units in ((1, 200), (2, 300), (3, 300)):
             s = preset(name, **benchmark, way=5, shot=shot)
             assert (s.layers, s.embedding, s.units, s.map_units, s.dropout) == (2, 300, units, 40, 0.0)
-            assert (s.information, s.similarity, s.first_order) == (name.rsplit("-", 1)[1], "dot", True)
+            similarity = "scaled" if "ffn" in name else "dot"
+            assert (s.information, s.similarity, s.first_order) == (name.rsplit("-", 1)[1], similarity, True)
             assert "ffn" not in name or s.width == units
         assert find_preset(name).training == {"learning_rate": 1e-3, "tasks_per_step": 16, "steps": 20_000}
+
+
+@pytest.mark.parametrize("shot", [1, 2, 3])
+def test_no_sentence_has_most_of_lstm_with_adaffn_s_attention_at_the_start(shot):
+    """At the sizes of the benchmark; where one has, keys that know nothing yet decide, and training stays at chance."""
+    s = preset("lstm-adaffn-df", dataset="ptb", item_shape=(20,), vocabulary=500, way=5, shot=shot)
+    learner, sentences = build_learner(s), torch.randint(3, 500, (4, 5 * shot + 5, 20), dtype=torch.int32)
+    with torch.no_grad():
+        described, queries = learner.keys_of(sentences).split([5 * shot, 5], dim=1)
+        attention = learner._attend(queries, described)
+    entropy = -torch.special.xlogy(attention, attention).sum(-1).mean()
+    assert entropy > 0.95 * math.log(5 * shot)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,6 +10,9 @@ authors is known. Our readings for the LSTM; `adaptive` has those for what is ab
 - The information of a described sentence is that of the word where it is read off, its last: dL/dc (`gradient`), or
   o tanh'(c) times the error at the logits (`df`), as the unit's output is o tanh(c).
 - Reader and key network read the same word embeddings. Keys, numbers between -1 and 1, are compared by dot products.
+- LSTM + adaFFN has keys from a linear layer, whose numbers have no bounds: their dot products are divided by the square
+  root of the width, as in `adaptive`. Otherwise one sentence has most of a query's attention from the start. Its label
+  is right by chance only, so training makes shifts alike, and keys are left with nothing to learn from.
 - Sizes and training are those of the Hebbian paper, which quotes these systems' numbers: 200 units for one shot, 300
   for more, Adam at 1e-3.
 
@@ -370,7 +373,7 @@ class AdaLSTM(Learner):
 
 ADAFFN_PRESETS = {
     "lstm-adaffn-df": Preset(
-        "LSTM + adaFFN: a shifted layer above an LSTM", {"information": "df", "similarity": "dot"}, "lstm", TRAINING
+        "LSTM + adaFFN: a shifted layer above an LSTM", {"information": "df", "similarity": "scaled"}, "lstm", TRAINING
     )
 }
 
