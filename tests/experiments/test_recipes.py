@@ -196,7 +196,7 @@ def test_maml_by_its_own_recipe():
         assert s.training_task == (s.way, s.shot, 15 if training.startswith("mini") else s.shot)
     assert steps == {
         "omniglot-5way-1shot": (64, 32, 1, 0.4, 3),
-        "omniglot-20way-5shot": (64, 16, 5, 0.1, 5),
+        "omniglot-20way-5shot": (64, 16, 5, 2.0, 5),
         "mini-imagenet-5way-1shot": (32, 4, 5, 0.01, 10),
     }
     assert by_own("mini-imagenet-5way-5shot", "maml-cnn")[1].tasks_per_step == 2

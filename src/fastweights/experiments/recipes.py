@@ -143,7 +143,8 @@ OWN: dict[str, Changes] = {
     # Finn et al. (2017), appendix A.1; on Omniglot as many queries as examples, by their code.
     "*/maml-*": Changes({"learning_rate": 1e-3, "steps": 60_000, "tasks_per_step": 4}, {"layers": 4, "slope": 0.0}),
     "omniglot-5way-*/maml-*": Changes({"tasks_per_step": 32}, {"inner_steps": 1, "inner_rate": 0.4, "test_steps": 3}),
-    "omniglot-20way-*/maml-*": Changes({"tasks_per_step": 16}, {"inner_steps": 5, "inner_rate": 0.1}),
+    # They say 0.1, of a loss that their code sums over the twenty classes; on a mean, which ours is, that is 2.0.
+    "omniglot-20way-*/maml-*": Changes({"tasks_per_step": 16}, {"inner_steps": 5, "inner_rate": 2.0}),
     "omniglot-*-1shot/maml-*": Changes({"train_queries": 1}),
     "omniglot-*-5shot/maml-*": Changes({"train_queries": 5}),
     "mini-imagenet-*/maml-*": Changes({}, {"inner_steps": 5, "inner_rate": 0.01, "test_steps": 10}),
