@@ -98,6 +98,15 @@ def test_a_number_just_below_its_target_has_missed_it(tmp_path):
     assert "The smallest margin is 22.32 points (fwCNN (gradient), mini-imagenet 5-way 1-shot)." in text
 
 
+def test_what_a_model_missed_is_said_once_for_all_its_cells(tmp_path):
+    missed = [
+        made_up(experiment=one, right=(2, 3, 3, 2)) for one in ("mini-imagenet-5way-5shot", "omniglot-5way-1shot")
+    ]
+    text = reached(of(tmp_path, made_up(right=(2, 3, 3, 2)), *missed))
+    cells = "omniglot 5-way 1-shot by 49.40, mini-imagenet 5-way 1-shot by 0.21, 5-way 5-shot by 14.75"
+    assert f" Missed: fwCNN (Hebb), {cells}." in text
+
+
 def test_second_order_gradients_reach_no_number_of_the_paper(tmp_path):
     text = reached(of(tmp_path, made_up(right=(5, 5, 5, 5), learner="fwcnn-gradient")))
     assert "0 of 28 published numbers are reached" in text

@@ -112,18 +112,29 @@ def findings(results: Results) -> list[str]:
 
 def reached(results: Results) -> str:
     """How many published numbers are reached."""
-    margins = [(margin, f"{model}, {title_of(experiment)}") for margin, experiment, model in _margins(results, "best")]
+    margins = _margins(results, "best")
     waiting = sum(results.of(experiment, learner) is None for experiment, learner, _ in cells("-gradient1"))
-    done = sum(margin >= 0 for margin, _ in margins)
+    done = sum(margin >= 0 for margin, *_ in margins)
     text = f"**By `best`, {done} of {len(cells(*MUST))} published numbers are reached**"
     text += f"; {waiting} first-order gradient cells are not yet run." if waiting else "."
-    missed = [f"{what} by {-margin:.2f}" for margin, what in margins if margin < 0]
-    if missed:
-        text += f" Missed: {'; '.join(missed)}."
-    if len(missed) < len(margins):
-        margin, what = min(one for one in margins if one[0] >= 0)
-        text += f" The smallest margin is {margin:.2f} points ({what})."
+    text += _missed([(-margin, experiment, model) for margin, experiment, model in margins if margin < 0])
+    if done:
+        margin, experiment, model = min(one for one in margins if one[0] >= 0)
+        text += f" The smallest margin is {margin:.2f} points ({model}, {title_of(experiment)})."
     return text
+
+
+def _missed(gaps: Sequence[tuple[float, str, str]]) -> str:
+    """A sentence on (points, experiment, model), if there are any: a model is named once, and so is its dataset."""
+    by_model: dict[str, dict[str, list[str]]] = {}
+    for gap, experiment, model in gaps:
+        dataset, _, tasks = title_of(experiment).partition(" ")
+        by_model.setdefault(model, {}).setdefault(dataset, []).append(f"{tasks} by {gap:.2f}")
+    models = [
+        ", ".join([model, *(f"{dataset} {', '.join(tasks)}" for dataset, tasks in found.items())])
+        for model, found in by_model.items()
+    ]
+    return f" Missed: {'; '.join(models)}." if models else ""
 
 
 def _margins(results: Results, recipe: str, endings: tuple[str, ...] = MUST) -> list[tuple[float, str, str]]:
@@ -154,7 +165,7 @@ def _by_own(results: Results) -> str:
         (name, row, experiment) for name, one in TABLES.items() for row in one.rows for experiment in one.experiments
     ]
     gaps = [
-        (mean_of(number) - measured.accuracy, NEAR[name], f"{row.model.removesuffix(', ours')}, {title_of(experiment)}")
+        (mean_of(number) - measured.accuracy, NEAR[name], experiment, row.model.removesuffix(", ours"))
         for name, row, experiment in cells_of
         if not row.learner.startswith(FAMILIES)
         and (number := published(experiment, row.learner) or BY_AUTHORS.get((experiment, row.learner)))
@@ -162,10 +173,10 @@ def _by_own(results: Results) -> str:
     ]
     if not gaps:
         return ""
-    far = [f"{what} by {gap:.2f}" for gap, near, what in gaps if gap > near]
+    far = [(gap, experiment, model) for gap, near, experiment, model in gaps if gap > near]
     text = f"**Other systems by `own`, the recipes of their authors:** {len(gaps) - len(far)} of {len(gaps)} published "
     text += "numbers that were run are reached within 1 point on omniglot, 2 elsewhere."
-    return text + (f" Missed: {'; '.join(far)}." if far else "")
+    return text + _missed(far)
 
 
 def _left_out(results: Results) -> str:
