@@ -1,5 +1,9 @@
 """Recipes: settings that exist, merged in order; the paper's are frozen."""
 
+import tiny
+import torch
+from torch.nn import functional as F
+
 from fastweights.experiments.plan import whole_plan
 from fastweights.experiments.recipes import (
     LEAVE_ONE_OUT,
@@ -16,6 +20,7 @@ from fastweights.experiments.recipes import (
     settings_by,
 )
 from fastweights.experiments.tables import FAMILIES, TABLES, parse_experiment
+from fastweights.learners import build_learner
 from fastweights.learners.registry import PRESETS, LearnerSettings, Preset, check_overrides, count_parameters
 from fastweights.training.settings import TrainSettings
 
@@ -224,6 +229,30 @@ def test_matching_networks_by_their_own_recipe():
         assert (learner.layers, learner.filters, learner.slope) == (4, 64, 0.0)
         assert (s.steps, s.tasks_per_step, s.pretrain_steps, s.augment) == (steps, 4, 0, ())
     assert changes_of("own", "ptb-5way-1shot", "matching-lstm").learner == {}
+
+
+def test_metanet_by_its_own_recipe():
+    for training, layers, start, norm in (
+        ("omniglot-5way-1shot", 0, 0.1, 0.0),
+        ("omniglot-20way-1shot", 0, 0.001, 0.05),
+        ("omniglot-20way-5shot", 0, 0.001, 0.05),
+        ("mini-imagenet-5way-1shot", 3, 0.1, 0.0),
+    ):
+        learner, s = by_own(training, "metanet-cnn")
+        assert (learner.batch_norm, learner.slope, learner.fast_start) == (layers, 0.0, start)
+        assert (s.learning_rate, s.tasks_per_step, s.schedule, s.clip_norm) == (1e-3, 1, "constant", norm)
+
+
+def test_metanet_of_twenty_ways_starts_near_chance():
+    """Every fresh model: from a loss of thousands its units die. A task of three ways shows it as well."""
+    settings, _ = by_own("omniglot-20way-1shot", "metanet-cnn")
+    for seed in range(2):
+        torch.manual_seed(seed)
+        learner, noise = build_learner(settings), tiny.noise_episode(1, way=3, shot=1, queries=1, shape=(28, 28, 1))
+        drawings = noise.map_x(lambda x: 255 * (x > 230).byte())
+        with torch.inference_mode():
+            loss = F.cross_entropy(learner(drawings).mT, drawings.query_y)
+        assert loss < 10, f"seed {seed}"
 
 
 def test_more_ways_or_shots_take_half_the_steps_where_no_length_is_published():

@@ -120,6 +120,23 @@ def test_fast_weights_start_small() -> None:
         assert meta(gradients).abs().mean() < 0.2
 
 
+def test_the_start_of_the_fast_weights_changes_nothing_else() -> None:
+    """The same random numbers are drawn: models of the default start are what they were before it could be set."""
+    state = {}
+    for start in (0.1, 0.001):
+        torch.manual_seed(3)
+        encoder = CNN((12, 12, 1), filters=4, layers=3, batch_norm=0)
+        state[start] = MetaNet(encoder, slots=4, width=6, fast_start=start).state_dict()
+    scaled = {name for name, weight in state[0.1].items() if not torch.equal(weight, state[0.001][name])}
+    assert scaled == {
+        f"{maps}.{kind}.{last}.weight"
+        for maps, last in (("example_maps", "mlp.4"), ("task_maps", "readout"))
+        for kind in ("convolutions", "dense")
+    }
+    for name in scaled:
+        torch.testing.assert_close(state[0.001][name], 0.01 * state[0.1][name])
+
+
 def test_neighbourhoods_make_a_convolution_and_scattering_is_its_transpose() -> None:
     x, filters, errors = torch.randn(2, 3, 4, 5, 6), torch.randn(7, 4, 3, 3), torch.randn(2, 3, 7, 5, 6)
     by_hand = F.conv2d(x.flatten(0, 1), filters, padding=1).view(2, 3, 7, 30)

@@ -53,8 +53,6 @@ from fastweights.utils.settings import Settings, option
 
 HIDDEN, OUTPUT = "hidden", "output"
 """The layers above the encoder; its convolutions are named by their numbers."""
-START = 0.1
-"""What the last layers of the meta-networks are multiplied by at the start."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,8 @@ class MetaNetSettings(Settings):
     """Units of the fully connected layers, and numbers in a key of the memory."""
     parts: int = option(10, at_least=1, at_most=10_000)
     """Into how many parts of equal size the support set is divided for the task-level fast weights."""
+    fast_start: float = option(0.1, above=0, at_most=1)
+    """What the last layers of the meta-networks are multiplied by at the start: the size of the fast weights."""
 
 
 @register("metanet", {"metanet-cnn": Preset("MetaNet: fast weights from gradients", {"batch_norm": 3, "slope": 0.0})})
@@ -79,8 +79,8 @@ class MetaNet(Learner):
         self.parts = s.parts
         self.key.output.requires_grad_(False)  # it serves gradients alone, which are constants: nothing trains it
         kinds = ("convolutions", "dense") if self.base.fast_layers else ("dense",)
-        self.example_maps = nn.ModuleDict({kind: CoordinateMLP() for kind in kinds})
-        self.task_maps = nn.ModuleDict({kind: CoordinateLSTM() for kind in kinds})
+        self.example_maps = nn.ModuleDict({kind: CoordinateMLP(s.fast_start) for kind in kinds})
+        self.task_maps = nn.ModuleDict({kind: CoordinateLSTM(s.fast_start) for kind in kinds})
 
     @classmethod
     def defaults_for(cls, item_shape: tuple[int, ...], vocabulary: int, shot: int) -> Mapping[str, Any]:
@@ -270,10 +270,10 @@ class CoordinateMLP(Gradient):
 
     HIDDEN = 20
 
-    def __init__(self) -> None:
+    def __init__(self, start: float = MetaNetSettings.fast_start) -> None:
         super().__init__(preprocessed=True, first_order=True)
         with torch.no_grad():
-            self.mlp[-1].weight.mul_(START)  # type: ignore[operator]
+            self.mlp[-1].weight.mul_(start)  # type: ignore[operator]
 
     def forward(self, gradients: Tensor) -> Tensor:
         """Gradients (T, n, ...) of examples -> fast weights (T, n, ...)."""
@@ -287,11 +287,11 @@ class CoordinateLSTM(nn.Module):
     BLOCK = 2**20
     """Coordinates at a time: some 0.8 GiB for each step of the sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: float = MetaNetSettings.fast_start) -> None:
         super().__init__()
         self.cell, self.readout = nn.LSTMCell(2, self.UNITS), he_init(nn.Linear(self.UNITS, 1), 1.0)
         with torch.no_grad():
-            self.readout.weight.mul_(START)
+            self.readout.weight.mul_(start)
             self.cell.bias_ih[self.UNITS : 2 * self.UNITS] = 1.0  # the forget gate
 
     def forward(self, gradients: Tensor) -> Tensor:
