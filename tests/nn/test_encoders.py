@@ -93,6 +93,22 @@ def test_dropout_drops_what_it_says() -> None:
     assert not (seen[1] == 0).any()
 
 
+def test_dropout_of_a_cnn_drops_what_it_says_behind_every_layer() -> None:
+    """In a pass, and where the parts of a layer are asked for; what remains is larger by as much. The slope is 1, so
+    that nothing else makes zeros."""
+    encoder, batch = CNN((16, 16, 1), filters=32, layers=2, slope=1.0, dropout=0.2), images(50, 16)
+    for layers in (1, 2):
+        lower = encoder.lower(batch, layers)
+        assert (lower == 0).float().mean() == pytest.approx(0.2, abs=0.02)
+    x = torch.rand(50, 32, 8, 8) + 1
+    joined = encoder.join(x, x, 0)
+    assert (joined == 0).float().mean() == pytest.approx(0.2, abs=0.02)
+    torch.testing.assert_close(joined[joined != 0], (F.max_pool2d(x, 2) / 0.8)[joined != 0])
+    encoder.eval()
+    assert not (encoder(batch) == 0).any()
+    assert torch.equal(encoder.join(x, x, 0), F.max_pool2d(x, 2))
+
+
 # ---- LSTM
 
 SENTENCES = [[5, 6, BLANK, 7, 8], [9, BLANK], [BLANK, 4, 5, 4, BLANK, 6, 7], [3], [8, 9, 10, 11]]
@@ -182,7 +198,7 @@ def test_the_lstm_starts_with_open_forget_gates_and_drops_only_in_training() -> 
 # ---- all of them
 
 NARROW = {
-    "cnn": lambda: CNN((12, 12, 1), filters=4, layers=2),
+    "cnn": lambda: CNN((12, 12, 1), filters=4, layers=2, dropout=0.2),
     "resnet": lambda: ResNet((12, 12, 1), blocks=(3, 4), features=5, dropout=0.2),
     "lstm": lambda: LSTM(256, embedding=6, units=5, dropout=0.2, bidirectional=True),
 }

@@ -130,6 +130,7 @@ REACHED = {
     ("open-memory", "layer"): (OPEN, "none", lambda learner: "fresh" if learner.hidden is not None else "none"),
     ("open-memory", "scale"): (OPEN, 20.0, lambda learner: learner.log_scale.exp().item()),
     ("cnn", "slope"): (IMAGES, 0.0, lambda learner: learner.encoder.slope),
+    ("cnn", "dropout"): (IMAGES, 0.3, lambda learner: learner.encoder.dropout),
     ("cnn", "uniform_start"): (IMAGES, True, lambda learner: bool((learner.encoder.norms[0].weight != 1).all())),
     ("pixels", "size"): ({"encoder": "pixels", "item_shape": (8, 8, 1)}, 4, lambda learner: learner.encoder.size),
     **{

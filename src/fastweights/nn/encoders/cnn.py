@@ -30,11 +30,13 @@ class CNNSettings(Settings):
     uniform_start: bool = option(False)
     """Whether filters and the gains of batch norm start small and uniform, as in PyTorch until 2018, not by He's rule
     and at 1."""
+    dropout: float = option(0.0, at_least=0, below=1)
+    """Share of each layer's output that is dropped in training."""
 
 
 @register_encoder("cnn")
 class CNN(Encoder):
-    """Layers of 3x3 convolution, (batch norm,) leaky ReLU and 2x2 max-pooling that rounds up.
+    """Layers of 3x3 convolution, (batch norm,) leaky ReLU, 2x2 max-pooling that rounds up (and dropout).
 
     With five layers 84 pixels end as 3x3 (x 32 filters = 288 numbers) and 28 pixels as 1x1 (x 64 filters = 64). The
     paper mentions no batch norm, its authors' earlier code normalised three layers; normalising all trains best.
@@ -59,7 +61,8 @@ class CNN(Encoder):
         for _ in range(s.layers):
             height, width = math.ceil(height / 2), math.ceil(width / 2)
         self.item_shape, self.width, self.slope = image_shape, s.filters * height * width, s.slope
-        self.fusible, self.depth = fits_first_layer(channels, s.filters), s.layers
+        self.fusible, self.depth = fits_first_layer(channels, s.filters) and not s.dropout, s.layers
+        self.dropout = s.dropout
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, width)."""
@@ -72,16 +75,20 @@ class CNN(Encoder):
             return run_cnn(images, list(self.convolutions)[:layers], list(self.norms)[:layers], self.slope)  # type: ignore[arg-type]
         x = images_to_float(images).to(self.convolutions[0].weight.dtype)  # type: ignore[arg-type]
         for layer in range(layers):
-            if layer == 0 and self._first_can_be_joined(x):
-                x = first_layer(x, self.convolutions[0].weight, self.norms[0], self.slope)  # type: ignore[arg-type]
-                continue
-            if layer < len(self.norms) and hasattr(self.norms[layer], "pooled"):  # the batch norm of MAML
-                x = self.norms[layer].pooled(self.convolutions[layer](x), self.slope)  # type: ignore[operator]
-                continue
-            # The activation is increasing, so it may follow the pooling: the same result for a quarter of the work.
-            x = F.max_pool2d(self.pre_activation(x, layer), 2, ceil_mode=True)
-            x = F.leaky_relu(x, self.slope, inplace=x.device.type == "cpu")  # on a GPU it would copy views of MAML
+            x = self._dropped(self._layer(x, layer))
         return x
+
+    def _layer(self, x: Tensor, layer: int) -> Tensor:
+        if layer == 0 and self._first_can_be_joined(x):
+            return first_layer(x, self.convolutions[0].weight, self.norms[0], self.slope)  # type: ignore[arg-type]
+        if layer < len(self.norms) and hasattr(self.norms[layer], "pooled"):  # the batch norm of MAML
+            return self.norms[layer].pooled(self.convolutions[layer](x), self.slope)  # type: ignore[operator]
+        # The activation is increasing, so it may follow the pooling: the same result for a quarter of the work.
+        x = F.max_pool2d(self.pre_activation(x, layer), 2, ceil_mode=True)
+        return F.leaky_relu(x, self.slope, inplace=x.device.type == "cpu")  # on a GPU it would copy views of MAML
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
     def _first_can_be_joined(self, x: Tensor) -> bool:
         """Whether the first layer is one for which a CPU has a faster way in training."""
@@ -94,7 +101,7 @@ class CNN(Encoder):
         return normalised_convolution(x, self.convolutions[layer], norm)  # type: ignore[arg-type]
 
     def join(self, activation: Tensor, x: Tensor, layer: int) -> Tensor:
-        return F.max_pool2d(activation, 2, ceil_mode=True)
+        return self._dropped(F.max_pool2d(activation, 2, ceil_mode=True))
 
     def finish(self, x: Tensor) -> Tensor:
         return x.flatten(1)
