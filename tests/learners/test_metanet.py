@@ -120,6 +120,11 @@ def test_fast_weights_start_small() -> None:
         assert meta(gradients).abs().mean() < 0.2
 
 
+def test_pooling_that_rounds_down_is_refused() -> None:
+    with pytest.raises(UserError, match="choose pooling=up"):
+        MetaNet(CNN((12, 12, 1), filters=4, layers=3, pooling="down"), slots=4)
+
+
 def test_the_start_of_the_fast_weights_changes_nothing_else() -> None:
     """The same random numbers are drawn: models of the default start are what they were before it could be set."""
     state = {}

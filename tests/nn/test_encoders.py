@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from fastweights.nn.encoders import CNN, LSTM, ResNet, images_to_float
 from fastweights.nn.encoders.lstm import read_by_layers
 from fastweights.nn.init import SLOPE
+from fastweights.utils.errors import UserError
 from fastweights.utils.tokens import BLANK, PAD
 
 
@@ -91,6 +92,24 @@ def test_dropout_drops_what_it_says() -> None:
     encoder.eval()(batch)
     assert (seen[0] == 0).float().mean() == pytest.approx(0.1, abs=0.01)
     assert not (seen[1] == 0).any()
+
+
+@pytest.mark.parametrize(("layers", "width"), [(1, 7 * 7), (2, 3 * 3), (3, 1)])
+def test_pooling_that_rounds_down_leaves_out_the_last_row(layers: int, width: int) -> None:
+    """By hand: convolution, batch norm, ReLU and pooling, 15-7-3-1 pixels; in a pass and by the parts of a layer."""
+    encoder, batch = CNN((15, 15, 1), filters=4, layers=layers, slope=0.0, pooling="down"), images(6, 15)
+    x = by_parts = images_to_float(batch)
+    for layer, convolution in enumerate(encoder.convolutions):
+        x = F.max_pool2d(F.batch_norm(convolution(x), None, None, training=True).relu(), 2)
+        by_parts = encoder.join(encoder.pre_activation(by_parts, layer).relu(), by_parts, layer)
+    assert encoder.width == 4 * width
+    torch.testing.assert_close(encoder(batch), x.flatten(1))
+    torch.testing.assert_close(by_parts, x)
+
+
+def test_layers_that_leave_no_pixel_are_refused() -> None:
+    with pytest.raises(UserError, match="5 layers leave nothing of 28x28 pixels"):
+        CNN((28, 28, 1), pooling="down")
 
 
 def test_dropout_of_a_cnn_drops_what_it_says_behind_every_layer() -> None:

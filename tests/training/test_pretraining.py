@@ -119,6 +119,7 @@ def test_what_pretraining_depends_on_makes_another_encoder(change):
         {"filters": 8},
         {"slope": 0.0},
         {"uniform_start": True},
+        {"pooling": "down"},
         {"encoder": "resnet"},
         {"encoder": "resnet", "dropout": 0.1},
         {"item_shape": (9, 9, 1)},

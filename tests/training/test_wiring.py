@@ -131,6 +131,7 @@ REACHED = {
     ("open-memory", "scale"): (OPEN, 20.0, lambda learner: learner.log_scale.exp().item()),
     ("cnn", "slope"): (IMAGES, 0.0, lambda learner: learner.encoder.slope),
     ("cnn", "dropout"): (IMAGES, 0.3, lambda learner: learner.encoder.dropout),
+    ("cnn", "pooling"): (IMAGES, "down", lambda learner: "up" if learner.encoder.rounds_up else "down"),
     ("cnn", "uniform_start"): (IMAGES, True, lambda learner: bool((learner.encoder.norms[0].weight != 1).all())),
     ("pixels", "size"): ({"encoder": "pixels", "item_shape": (8, 8, 1)}, 4, lambda learner: learner.encoder.size),
     **{

@@ -123,7 +123,8 @@ BEST: dict[str, Changes] = {
 # fmt: on
 
 FOUR_LAYERS = {"layers": 4, "filters": 64, "slope": 0.0}
-"""The four ReLU layers of 64 filters that Matching Networks introduced. Our pooling rounds up, theirs down."""
+"""The four ReLU layers of 64 filters that Matching Networks introduced. Our pooling rounds up, theirs down (`pooling`):
+on mini-ImageNet 6x6 instead of 5x5 places."""
 LENGTH_UNPUBLISHED = ("siamese-cnn", "matching-cnn", "adacnn-*")
 """Systems of images that train for as long as `paper`, for want of a published length."""
 

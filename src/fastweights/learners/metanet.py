@@ -48,6 +48,7 @@ from fastweights.nn.recurrence import lstm_layer
 from fastweights.nn.rules import Gradient, log_and_sign
 from fastweights.nn.shifts import attend, output_error
 from fastweights.tasks.episodes import Episode
+from fastweights.utils.errors import UserError
 from fastweights.utils.precision import at_least_float32, check_precise, full_precision
 from fastweights.utils.settings import Settings, option
 
@@ -165,6 +166,8 @@ class _Network(nn.Module):
     def __init__(self, encoder: nn.Module, width: int, slots: int) -> None:
         super().__init__()
         self.encoder, self.slope = encoder, float(getattr(encoder, "slope", SLOPE))
+        if not getattr(encoder, "rounds_up", True):
+            raise UserError("MetaNet's layers pool up; choose pooling=up.")
         self.below = len(encoder.norms) if isinstance(encoder, CNN) else int(getattr(encoder, "depth", 0))
         self.fast_layers = range(self.below, encoder.depth) if isinstance(encoder, CNN) else range(0)
         self.hidden = he_init(nn.Linear(int(encoder.width), width, bias=False), self.slope)  # type: ignore[arg-type]

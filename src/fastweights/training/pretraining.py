@@ -34,7 +34,7 @@ Modules = Mapping[str, nn.Module]
 
 NAMED_ONCE = {**LSTMSettings().to_json(), **ResNetSettings().to_json(), **CNNSettings().to_json(), **retired.DELETED}
 """Settings that a cached encoder's name has always been a digest of, whether its network has them or not."""
-NAMED_LATER = ("slope", "uniform_start")
+NAMED_LATER = ("slope", "uniform_start", "pooling")
 """Those of them that came later: named only where they differ from their defaults, so that older names stay."""
 OF_PRETRAINING = frozenset(["dataset", "variant", "data_hash", "augment", "precision", "seed"])
 """Settings of a training, besides those named pretrain_..., that pre-training depends on."""

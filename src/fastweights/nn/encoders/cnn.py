@@ -14,6 +14,7 @@ from fastweights.kernels.cpu import can_be_joined, fold
 from fastweights.kernels.cpu_first_layer import MOST_CHANNELS, first_layer
 from fastweights.nn.encoders.base import Encoder, images_to_float, register_encoder
 from fastweights.nn.init import SLOPE, he_init
+from fastweights.utils.errors import UserError
 from fastweights.utils.settings import Settings, option
 
 
@@ -32,13 +33,15 @@ class CNNSettings(Settings):
     and at 1."""
     dropout: float = option(0.0, at_least=0, below=1)
     """Share of each layer's output that is dropped in training."""
+    pooling: str = option("up", choices=("up", "down"))
+    """How pooling rounds an odd number of pixels."""
 
 
 @register_encoder("cnn")
 class CNN(Encoder):
-    """Layers of 3x3 convolution, (batch norm,) leaky ReLU, 2x2 max-pooling that rounds up (and dropout).
+    """Layers of 3x3 convolution, (batch norm,) leaky ReLU, 2x2 max-pooling (and dropout).
 
-    With five layers 84 pixels end as 3x3 (x 32 filters = 288 numbers) and 28 pixels as 1x1 (x 64 filters = 64). The
+    Where pooling rounds up, 84 pixels end as 3x3 after five layers (x 32 filters = 288 numbers), 28 as 1x1 (x 64). The
     paper mentions no batch norm, its authors' earlier code normalised three layers; normalising all trains best.
     """
 
@@ -58,11 +61,15 @@ class CNN(Encoder):
         self.norms = nn.ModuleList(nn.BatchNorm2d(s.filters) for _ in range(min(s.batch_norm, s.layers)))
         if s.uniform_start:
             start_uniform(self.convolutions, self.norms)
+        self.rounds_up, self.dropout, self.slope, self.depth = s.pooling == "up", s.dropout, s.slope, s.layers
         for _ in range(s.layers):
-            height, width = math.ceil(height / 2), math.ceil(width / 2)
-        self.item_shape, self.width, self.slope = image_shape, s.filters * height * width, s.slope
-        self.fusible, self.depth = fits_first_layer(channels, s.filters) and not s.dropout, s.layers
-        self.dropout = s.dropout
+            height, width = ((n + self.rounds_up) // 2 for n in (height, width))
+        if not height or not width:
+            raise UserError(
+                f"{s.layers} layers leave nothing of {image_shape[0]}x{image_shape[1]} pixels; choose fewer."
+            )
+        self.item_shape, self.width = image_shape, s.filters * height * width
+        self.fusible = fits_first_layer(channels, s.filters) and self.rounds_up and not s.dropout
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, H, W, C) uint8 -> (B, width)."""
@@ -81,11 +88,14 @@ class CNN(Encoder):
     def _layer(self, x: Tensor, layer: int) -> Tensor:
         if layer == 0 and self._first_can_be_joined(x):
             return first_layer(x, self.convolutions[0].weight, self.norms[0], self.slope)  # type: ignore[arg-type]
-        if layer < len(self.norms) and hasattr(self.norms[layer], "pooled"):  # the batch norm of MAML
+        if layer < len(self.norms) and self.rounds_up and hasattr(self.norms[layer], "pooled"):  # MAML's batch norm
             return self.norms[layer].pooled(self.convolutions[layer](x), self.slope)  # type: ignore[operator]
         # The activation is increasing, so it may follow the pooling: the same result for a quarter of the work.
-        x = F.max_pool2d(self.pre_activation(x, layer), 2, ceil_mode=True)
+        x = self._pooled(self.pre_activation(x, layer))
         return F.leaky_relu(x, self.slope, inplace=x.device.type == "cpu")  # on a GPU it would copy views of MAML
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(x, 2, ceil_mode=self.rounds_up)
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
@@ -94,14 +104,14 @@ class CNN(Encoder):
         """Whether the first layer is one for which a CPU has a faster way in training."""
         if not self.norms or not self.norms[0].training or x.requires_grad or x.shape[1] > MOST_CHANNELS:
             return False
-        return can_be_joined(x, self.norms[0], self.convolutions[0].weight)  # type: ignore[arg-type]
+        return self.rounds_up and can_be_joined(x, self.norms[0], self.convolutions[0].weight)  # type: ignore[arg-type]
 
     def pre_activation(self, x: Tensor, layer: int) -> Tensor:
         norm = self.norms[layer] if layer < len(self.norms) else None
         return normalised_convolution(x, self.convolutions[layer], norm)  # type: ignore[arg-type]
 
     def join(self, activation: Tensor, x: Tensor, layer: int) -> Tensor:
-        return self._dropped(F.max_pool2d(activation, 2, ceil_mode=True))
+        return self._dropped(self._pooled(activation))
 
     def finish(self, x: Tensor) -> Tensor:
         return x.flatten(1)
