@@ -378,7 +378,7 @@ def test_cuda_is_never_waited_for(name: str) -> None:
     [
         ("prototypical-cnn", {"placement": "softmax"}),
         ("matching-cnn", {"rule": "gradient"}),
-        ("fwcnn-hebb", {"dropout": 0.5}),
+        ("fwcnn-hebb", {"bidirectional": True}),
         ("fwcnn-hebb", {"inner_steps": 3}),
         ("fwresnet-hebb", {"filters": 8}),
         ("maml-cnn", {"width": 8}),
