@@ -54,7 +54,8 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
     """Opens the page of a service in a browser that has never been there. Nothing may be said in its console."""
     contexts, said = [], []
 
-    def open_page(address: str, expected: str = "", **options: Any) -> Any:
+    def open_page(address: str, expected: str = "", held: str = "", **options: Any) -> Any:
+        """`expected` may be said; requests to addresses like `held` wait until the page's `release` is called."""
         context = browser.new_context(viewport=options.pop("viewport", {"width": 1200, "height": 900}), **options)
         contexts.append(context)
         page = context.new_page()
@@ -65,8 +66,19 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
             "request",
             lambda one: said.append(one.url) if not one.url.startswith(LOCAL) else None,
         )
+        if held:
+            waiting: list[Any] | None = []
+            page.route(held, lambda one: one.continue_() if waiting is None else waiting.append(one))
+
+            def release() -> None:
+                nonlocal waiting
+                first, waiting = waiting, None
+                for one in first or ():
+                    one.continue_()
+
+            page.release = release
         page.goto(address)
-        if "#" in address and expected != "401":  # an unlocked memory: what comes before it is open is lost
+        if "#" in address and expected != "401" and not held:  # an unlocked memory is open at once
             page.wait_for_selector("body[data-ready]", state="attached")
         return page
 
@@ -520,6 +532,18 @@ def test_a_service_that_is_gone_is_said_to_be(visit, tmp_path):
     draw(page, SIGNS["ring"])
     page.wait_for_selector("#status.wrong")
     assert "still running" in page.inner_text("#status")
+
+
+def test_what_is_done_before_the_memory_is_open_waits_for_it(server: Threaded, visit):
+    page = visit(address_of(server), held="**/v1/memories/**")
+    draw(page, SIGNS["ring"])
+    page.fill("#name", "ring")
+    page.press("#name", "Enter")
+    page.wait_for_timeout(200)
+    assert page.inner_text("#status") == ""
+    page.release()
+    page.wait_for_selector("text=Learnt: ring.")
+    assert page.inner_text(".card h3") == "ring"
 
 
 def test_the_interface_is_described_for_people(server: Threaded, visit):

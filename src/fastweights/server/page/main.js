@@ -34,12 +34,28 @@ function say(sentence, wrong = false) {
   $("status").classList.toggle("wrong", wrong);
 }
 
+/** @type {Promise<void>|null} */
+let opening = null;
+
+/** What a visitor does first waits until there is a memory to do it with; the next attempt opens it if this one fails. */
+function opened() {
+  opening ??= (async () => {
+    await open(await first());
+    document.body.dataset.ready = "yes";
+  })();
+  opening.catch(() => {
+    opening = null;
+  });
+  return opening;
+}
+
 /**
  * Do something, and say what went wrong if it does.
  * @param {() => Promise<unknown>} work
  */
 async function trying(work) {
   try {
+    await opened();
     await work();
   } catch (error) {
     say(error instanceof Error ? error.message : String(error), true);
@@ -274,12 +290,14 @@ function listMemories() {
 
 /** @param {api.Memory} one */
 async function open(one) {
+  const isFirst = !memory; // what is on the paper by then is for it
   memory = one;
   untried = [];
   showTray();
   history.replaceState(null, "", `#${memory.id}`);
-  pad.clear();
+  if (!isFirst) pad.clear();
   await refresh();
+  if (isFirst && !pad.empty) ask();
 }
 
 /** The memory that the address names, or the last one, or a new one. */
@@ -480,7 +498,5 @@ function askToken() {
 api.whenLocked(askToken);
 listen();
 await trying(async () => {
-  await open(await first());
-  document.body.dataset.ready = "yes";
   $("tasks").replaceChildren(...(await Promise.all(TASKS.map(taskButton))));
 });
