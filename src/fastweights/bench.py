@@ -271,7 +271,7 @@ def cells(line: dict[str, Any]) -> list[str]:
     return [
         str(line["tasks_at_once"]),
         *(f"{statistics.median(t):.3g}" for t in times),
-        "-" if share is None else f"{100 * share:.2g} %",
+        "-" if share is None else f"{100 * min(share, 1):.{0 if share >= 0.1 else 1}f} %",
         f"{100 * max(spread(t) for t in times):.1f} %",
         *(f"{line[f'{name}_tasks_per_second']:,.0f}" for name in ("train", "inference")),
     ]
