@@ -1,5 +1,6 @@
 """Losses: each against the same written out slowly, on values and on gradients."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from fastweights.tasks.episodes import Episode, EpisodeSampler
 from fastweights.training.objectives import (
     ClassifierObjective,
     MetaObjective,
+    confidence,
     new_head,
     new_rotation_head,
     sums_of_shots,
@@ -47,6 +49,22 @@ def test_what_the_memory_keeps_of_a_class_is_summed_of_the_description_and_of_th
         assert torch.allclose(sums[task], torch.stack(expected), atol=1e-6)
 
 
+def test_confidence_is_the_divergence_from_equal_shares():
+    logits = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    shares = [[share.item() for share in row.softmax(0)] for row in logits.detach().reshape(-1, 4)]
+    expected = sum(0.25 * math.log(0.25 / share) for row in shares for share in row) / len(shares)
+    assert confidence(logits).item() == pytest.approx(expected, rel=1e-12)
+    assert confidence(torch.full((2, 5), 3.0)).item() == pytest.approx(0, abs=1e-6)
+    assert torch.autograd.gradcheck(confidence, logits)
+
+
+def slow_guess(learner, key):
+    """Logits of one key by the slow weights alone."""
+    hidden, output = learner.hidden.slow, learner.output.slow
+    before = hidden.weight @ key + hidden.bias
+    return output.weight @ torch.where(before > 0, before, 0.2 * before) + output.bias
+
+
 def slow_meta_loss(learner, classifier, sampler, s):
     """The loss of a step, one query at a time."""
     positions = sampler.positions(s.tasks_per_step)
@@ -54,6 +72,9 @@ def slow_meta_loss(learner, classifier, sampler, s):
     logits = learner(episode)
     keys = learner.embed(torch.cat([episode.support_x, episode.query_x], dim=1))
     loss = unequal_norms(sums_of_shots(keys, episode)) * s.norm_penalty
+    described = [keys[task, example] for task in range(s.tasks_per_step) for example in range(s.way * s.shot)]
+    for key in described:
+        loss = loss + s.guess_penalty * confidence(slow_guess(learner, key)) / len(described)
     questions = s.tasks_per_step * s.way * s.queries
     for task in range(s.tasks_per_step):
         for query in range(s.way * s.queries):
@@ -67,8 +88,9 @@ def slow_meta_loss(learner, classifier, sampler, s):
     return loss
 
 
-def test_a_step_asks_for_labels_lengths_and_classes(dataset, learner_settings):
-    s = TrainSettings(way=3, shot=2, queries=2, tasks_per_step=2, norm_penalty=0.7, classifier_weight=0.3)
+def test_a_step_asks_for_labels_norms_guesses_and_classes(dataset, learner_settings):
+    weights = {"norm_penalty": 0.7, "guess_penalty": 0.4, "classifier_weight": 0.3}
+    s = TrainSettings(way=3, shot=2, queries=2, tasks_per_step=2, **weights)
     torch.manual_seed(0)
     learner = build_learner(learner_settings).eval()  # batch norm by running statistics: two passes see the same
     classifier = new_head(learner, dataset.splits["train"].classes, torch.device("cpu"))
@@ -92,6 +114,14 @@ def test_learners_without_keys_are_refused(dataset, learner_settings):
     learner = build_learner(replace(learner_settings, system="maml"))
     with pytest.raises(UserError, match="norm_penalty"):
         MetaObjective(learner, EpisodeSampler(dataset.splits["train"], 3, 1, 1), TrainSettings(norm_penalty=1.0))
+
+
+@pytest.mark.parametrize("changes", [{"system": "prototypical"}, {"placement": "fc-fast-only"}])
+def test_a_penalty_on_guesses_needs_slow_weights_that_answer(dataset, learner_settings, changes):
+    learner = build_learner(replace(learner_settings, **changes))
+    sampler = EpisodeSampler(dataset.splits["train"], 3, 1, 1)
+    with pytest.raises(UserError, match="guess_penalty"):
+        MetaObjective(learner, sampler, TrainSettings(way=3, shot=1, queries=1, tasks_per_step=2, guess_penalty=1.0))()
 
 
 def test_the_rotation_loss_and_the_norm_penalty_of_pretraining(dataset, learner_settings):

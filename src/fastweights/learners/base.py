@@ -219,6 +219,10 @@ class KeyLearner(Learner):
         """The number of classes of a state."""
         raise NotImplementedError
 
+    def guesses(self, keys: Tensor) -> Tensor | None:
+        """Logits (T, n, C) of keys (T, n, D) by the slow weights alone; None where these cannot answer."""
+        return None
+
     def memory_keys(self, x: Tensor) -> Tensor:
         """Items (T, n, *item) as the memory binds and compares them (T, n, E): their keys, if no layer is between."""
         self.check_items(x)

@@ -235,6 +235,12 @@ class FastWeights(ScaledKeys):
             kept["counts"] = state["counts"] * (torch.arange(self.way_of(state), device=slot.device) != label)
         return kept | named(name, rule.forget(part(state, name), slot))
 
+    @full_precision
+    def guesses(self, keys: Tensor) -> Tensor | None:
+        if self.hidden.slow is None or self.output.slow is None:
+            return None
+        return self.output.slow(self.hidden.activate(self.hidden.slow(keys)))
+
     def errors(self, keys: Tensor, labels: Tensor, slots: Tensor) -> Tensor:
         """Of each example, the gradient of its cross-entropy by the fully connected layer's outputs before activation.
 

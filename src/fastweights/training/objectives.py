@@ -1,5 +1,7 @@
 """Training objectives: answering tasks and, in pre-training or as an auxiliary loss, classifying all classes."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -59,10 +61,13 @@ class EpisodeLoss(nn.Module):
         super().__init__()
         self.learner, self.settings, self.classifier = learner, settings, classifier
         assert (classifier is None) == (settings.classifier_weight == 0)
-        self.has_auxiliary = bool(settings.norm_penalty or settings.classifier_weight)
+        s = settings
+        self.has_auxiliary = bool(s.norm_penalty or s.guess_penalty or s.classifier_weight)
         own_loss = type(learner).training_loss is not Learner.training_loss
         if self.has_auxiliary and (not learner.by_keys or own_loss):
-            raise UserError("norm_penalty and classifier_weight are for learners that see items as keys alone.")
+            raise UserError(
+                "norm_penalty, guess_penalty and classifier_weight are for learners that see items as keys alone."
+            )
 
     def forward(self, episode: Episode, classes: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         """The loss and the logits of tasks whose classes are those (T, N) of all training classes."""
@@ -71,6 +76,11 @@ class EpisodeLoss(nn.Module):
         assert isinstance(self.learner, KeyLearner)
         s, (logits, keys) = self.settings, self.learner.answers_and_keys(episode)
         auxiliary = s.norm_penalty * unequal_norms(sums_of_shots(keys, episode))
+        if s.guess_penalty:
+            guesses = self.learner.guesses(keys[:, : episode.support_x.shape[1]])
+            if guesses is None:
+                raise UserError("guess_penalty is for learners whose slow weights alone can answer.")
+            auxiliary = auxiliary + s.guess_penalty * confidence(guesses)
         if self.classifier is not None:
             queries = keys[:, episode.support_x.shape[1] :]
             labels = classes.gather(1, episode.query_y)
@@ -95,6 +105,11 @@ def unequal_norms(keys: Tensor) -> Tensor:
     """
     squares = keys.square().sum(-1)
     return (squares / squares.mean() - 1).square().mean()
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """The divergence of the softmax of logits (..., C) from equal shares, KL(equal || softmax): 0 where undecided."""
+    return -logits.log_softmax(-1).mean() - math.log(logits.shape[-1])
 
 
 class ClassifierObjective:

@@ -67,6 +67,9 @@ class TrainSettings(Settings):
     """Mean norm to which keys are scaled before the first step, by a factor that stays; 0 is no factor."""
     norm_penalty: float = option(0.0, at_least=0)
     """Weight of a penalty on classes whose summed keys differ in norm."""
+    guess_penalty: float = option(0.0, at_least=0)
+    """Weight of a penalty on confident answers of the slow weights alone to the support set, whose labels they cannot
+    know; rules that learn from errors take their guesses for errors."""
     classifier_weight: float = option(0.0, at_least=0)
     """Weight of an auxiliary loss: classifying the queries' keys among all training classes."""
     validate_every: int = option(400, at_least=1)
