@@ -37,7 +37,7 @@ function say(sentence, wrong = false) {
 /** @type {Promise<void>|null} */
 let opening = null;
 
-/** What a visitor does first waits until there is a memory to do it with; the next attempt opens it if this one fails. */
+/** What a visitor does first waits until there is a memory for it; if opening fails, the next attempt tries anew. */
 function opened() {
   opening ??= (async () => {
     await open(await first());
