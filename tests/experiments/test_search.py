@@ -3,6 +3,7 @@
 import json
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -350,3 +351,11 @@ def test_no_progress_bar_for_a_candidate_that_cannot_start(small_benchmarks, tmp
             listed, tmp_path / "s.jsonl", workspace, lambda sentence: None, lambda one: begun.append(one) or []
         )
     assert begun == []
+
+
+def test_what_is_to_be_tried_can_be_and_was_not_yet():
+    results = Path(__file__).parents[2] / "results"
+    listed = search.read_candidates(results / "candidates.json")
+    tried = {(result.name, result.cell, result.recipe) for result in search.read(results / "search.jsonl")}
+    assert tried
+    assert not [str(one) for one in listed if (one.name, one.run.cell, one.run.recipe) in tried]
