@@ -155,6 +155,8 @@ OWN: dict[str, Changes] = {
     # with five ways and one shot.
     "omniglot-20way-1shot/maml-*": Changes({"steps": 20_000}),
     "omniglot-*-5shot/maml-*": Changes({"steps": 20_000, "train_queries": 5}),
+    # Five times as many images again. With one shot 7,500 steps gave 93.6 % on validation, 9,000 gave 93.9.
+    "omniglot-20way-5shot/maml-*": Changes({"steps": 8_000}),
     "mini-imagenet-*/maml-*": Changes({}, {"inner_steps": 5, "inner_rate": 0.01, "test_steps": 10}),
     "mini-imagenet-*-5shot/maml-*": Changes({"tasks_per_step": 2}),
     # Munkhdalai & Yu (2017), by their code: one task at a time, ten ways on mini-ImageNet, no batch norm on Omniglot.
