@@ -1,5 +1,6 @@
 """Recipes: settings that exist, merged in order; the paper's are frozen."""
 
+import pytest
 import tiny
 import torch
 from torch.nn import functional as F
@@ -245,9 +246,11 @@ def test_metanet_by_its_own_recipe():
         assert (s.learning_rate, s.tasks_per_step, s.schedule, s.clip_norm) == (1e-3, 1, "constant", norm)
 
 
-def test_metanet_of_twenty_ways_starts_near_chance():
+@pytest.mark.parametrize(("recipe", "ways"), [("own", 20), ("best", 5)])
+def test_metanet_starts_near_chance(recipe, ways):
     """Every fresh model: from a loss of thousands its units die. A task of three ways shows it as well."""
-    settings, _ = by_own("omniglot-20way-1shot", "metanet-cnn")
+    cell = recipe, f"omniglot-{ways}way-1shot", "metanet-cnn", ""
+    settings, _ = settings_by(*cell, IMAGES["omniglot"], 0, {"dataset": "omniglot"})
     for seed in range(2):
         torch.manual_seed(seed)
         learner, noise = build_learner(settings), tiny.noise_episode(1, way=3, shot=1, queries=1, shape=(28, 28, 1))
