@@ -66,6 +66,7 @@ BEST: dict[str, Changes] = {
     "omniglot-5way-*/*-hebb": Changes({"norm_penalty": 1.0}),
     "omniglot-*-5shot/*-hebb": Changes({"norm_penalty": 5.0}),
     "omniglot-5way-1shot/*": Changes({"steps": 16_000}),
+    "omniglot-*/snail-cnn": Changes({"learning_rate": 1e-3}),
     "omniglot-5way-1shot/fwcnn-hebb": Changes({
         "steps": 32_000, "finetune_steps": 4_000, "norm_penalty": 10.0, "train_on_validation": True}),
     "omniglot-5way-5shot/*": Changes({"steps": 8_000}),
@@ -105,7 +106,6 @@ BEST: dict[str, Changes] = {
     # Others have more layers above the ResNet that start from scratch.
     **dict.fromkeys(("mini-imagenet-*/adaresnet-*", "mini-imagenet-*/snail-resnet"), Changes({
         "steps": 2_000, "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "validate_every": 3_200})),
-    "*/snail-*": Changes({"learning_rate": 5e-4}),  # at 2e-3 it stays at chance
     # The layers above a pre-trained ResNet start from scratch: a small learning rate protects the encoder.
     "mini-imagenet-*/fwresnet-normalised": Changes({
         "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "key_norm": 3.0, "freeze_encoder_steps": 50}),
