@@ -165,7 +165,7 @@ OWN: dict[str, Changes] = {
     "omniglot-*/metanet-*": Changes({}, {"batch_norm": 0}),
     # Their code limits the norm of the gradient of the loss summed over 200 queries to 10: 0.05 of our mean.
     "omniglot-20way-*/metanet-*": Changes({"clip_norm": 0.05}),
-    # These two were run with fast weights that start large, and without that limit; results/candidates.json has both.
+    # These were run with fast weights that start large and without that limit; results/candidates.json has the others.
     "omniglot-5way-*/metanet-*": Changes({}, {"fast_start": 0.1}),
     "mini-imagenet-*/metanet-*": Changes({"train_way": 10}, {"fast_start": 0.1}),
     # Mishra et al. (2017) draw one to five shots and ask one query in each task; we draw the shots for each step and
