@@ -60,9 +60,9 @@ def compare(out: Tensor, norm: nn.BatchNorm2d, theirs: tuple, inputs: list[Tenso
         assert error(mine, other) < GRADIENTS
 
 
-@pytest.fixture(params=[0, 32], ids=["by patches", "by windows"])
-def loads(request, monkeypatch):
-    """Both ways of loading what a pooled pixel needs."""
+@pytest.fixture(params=[0, 32], ids=["many filters", "few filters"])
+def convolutions(request, monkeypatch):
+    """Both ways of convolving: by the vendor's library, at test time by patches, and by windows."""
     monkeypatch.setattr(kernels, "WINDOW_FILTERS", request.param)
     monkeypatch.setattr(kernels, "WINDOW_FILTERS_AT_TEST", request.param)
 
@@ -80,7 +80,7 @@ def test_first_layer(height, width, channels, pool):
     compare(out, norm, expected, [weight, gain, bias])
 
 
-@pytest.mark.usefixtures("loads")
+@pytest.mark.usefixtures("convolutions")
 @pytest.mark.parametrize(("height", "width"), [(7, 6), (5, 5)])
 def test_further_layer(height, width):
     torch.manual_seed(1)
@@ -111,7 +111,7 @@ def run(network: CNN, images: Tensor) -> Tensor:
     return fused.run_cnn(images, convolutions, norms, SLOPE).flatten(1)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("loads")
+@pytest.mark.usefixtures("convolutions")
 def test_the_whole_network_and_its_running_statistics():
     torch.manual_seed(3)
     images = torch.randint(0, 256, (4, 9, 9, 1), dtype=torch.uint8, device=DEVICE)

@@ -7,6 +7,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 from fastweights.kernels import batch_norm
 from fastweights.kernels import resnet as fused
+from fastweights.kernels.cnn import convolve
 from fastweights.nn.encoders import ResNet
 from fastweights.nn.encoders import resnet as resnet_module
 
@@ -36,7 +37,7 @@ def run(network: ResNet, images: Tensor) -> Tensor:
     x = fused.first_block(images, network.blocks[0].parts(), ResNet.SLOPE)
     for block in list(network.blocks)[1:]:
         x = fused.further_block(x, block.parts(), ResNet.SLOPE)
-    return batch_norm.norm_act(fused.convolve(x, network.mix), network.norm, ResNet.SLOPE).mean((1, 2))
+    return batch_norm.norm_act(convolve(x, network.mix.weight), network.norm, ResNet.SLOPE).mean((1, 2))
 
 
 @pytest.mark.parametrize(("shape", "blocks"), [((6, 6, 3), (16, 48)), ((7, 5, 1), (16,))])

@@ -19,8 +19,9 @@ PROGRAMS = 132 * 8
 CHANNELS = 64
 """Channels that one program looks at, at most."""
 PIXELS, WARPS = 64, 4
-FINISHED = 16
-"""Channels that a program of `statistics` and `gradients` finishes."""
+FINISHED, ROWS, FINISHING_WARPS = 16, 256, 8
+"""Channels that a program of `statistics` and `gradients` finishes, partial sums it reads at once, and its warps: such
+a program does little but wait for what it reads."""
 
 
 @triton.jit
@@ -188,7 +189,8 @@ def statistics(partial: Tensor, pixels: int, gain: Tensor, bias: Tensor, norm: n
     out = torch.empty(4, filters, device=partial.device)
     _statistics_kernel[(triton.cdiv(filters, FINISHED),)](
         partial, gain, bias, norm.running_mean, norm.running_var, norm.num_batches_tracked, out,
-        programs, float(pixels), norm.eps, norm.momentum or 0.0, filters, BLOCK=FINISHED, ROWS=64,
+        programs, float(pixels), norm.eps, norm.momentum or 0.0, filters, BLOCK=FINISHED, ROWS=ROWS,
+        num_warps=FINISHING_WARPS,
     )  # fmt: skip
     return out
 
@@ -198,7 +200,7 @@ def gradients(partial: Tensor, pixels: int, known: Tensor) -> Tensor:
     programs, _, filters = partial.shape
     out = torch.empty(4, filters, device=partial.device)
     _gradients_kernel[(triton.cdiv(filters, FINISHED),)](
-        partial, known, out, programs, float(pixels), filters, BLOCK=FINISHED, ROWS=64
+        partial, known, out, programs, float(pixels), filters, BLOCK=FINISHED, ROWS=ROWS, num_warps=FINISHING_WARPS
     )
     return out
 

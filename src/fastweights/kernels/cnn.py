@@ -7,12 +7,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from fastweights.kernels.batch_norm import PROGRAMS
+from fastweights.kernels import batch_norm
 from fastweights.kernels.first_layer import options_of, product_dtype, sizes_of
 
 LAUNCH = {
-    "conv": (256, 4, 1),
     "conv_window": (32, 4, 2),
     "weight_grad": (32, 4, 3),
     "conv_pool": (64, 4, 2),
@@ -29,7 +29,7 @@ SMALLEST, FULL = 32, 4 * 132
 
 WINDOW_FILTERS = 32
 """Up to this many filters, a convolution loads the 4x4 window around a square of four pixels once, instead of the four
-3x3 patches that overlap in it: half the loads or less. Nor is the vendor's library fast for so few."""
+3x3 patches that overlap in it: half the loads or less. The vendor's library, slow for so few, is faster for more."""
 WINDOW_FILTERS_AT_TEST = 64
 """The same at test time, where no sums are kept besides: more filters fit into the registers."""
 
@@ -50,25 +50,6 @@ def _taps(x, weight, n, y, z, inside, H, W, D: tl.constexpr, F: tl.constexpr, BL
         w = tl.load(weight + (tap * D + d[:, None]) * F + f[None, :])
         total = tl.dot(a, w, total, input_precision="ieee")
     return total
-
-
-@triton.jit(do_not_specialize=SIZES)
-def _conv_kernel(x, weight, out, partial, pixels, H, W, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
-    """Convolve, and sum each channel of the output and its square."""
-    f = tl.arange(0, F)
-    sums = tl.zeros((F,), dtype=tl.float32)
-    squares = tl.zeros((F,), dtype=tl.float32)
-    for start in range(tl.program_id(0) * BLOCK, pixels, tl.num_programs(0) * BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        inside = at < pixels
-        n, rest = (at // (H * W)).to(tl.int64), at % (H * W)
-        z = _taps(x, weight, n, rest // W, rest % W, inside, H, W, D, F, BLOCK).to(out.dtype.element_ty)
-        tl.store(out + at[:, None].to(tl.int64) * F + f[None, :], z, mask=inside[:, None])
-        z = tl.where(inside[:, None], z.to(tl.float32), 0.0)
-        sums += tl.sum(z, axis=0)
-        squares += tl.sum(z * z, axis=0)
-    tl.store(partial + tl.program_id(0) * 2 * F + f, sums)
-    tl.store(partial + tl.program_id(0) * 2 * F + F + f, squares)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -156,7 +137,7 @@ def _store_and_sum(z, out, n, y, x, inside, sums, squares, H, W, F: tl.constexpr
 def _conv_window_kernel(
     x, weight, out, partial, pooled, H, W, HP, WP, D: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """`_conv_kernel` by windows."""
+    """Convolve, and sum each channel of the output and its square."""
     f = tl.arange(0, F)
     sums = tl.zeros((BLOCK, F), dtype=tl.float32)
     squares = tl.zeros((BLOCK, F), dtype=tl.float32)
@@ -297,25 +278,32 @@ def tap_matrices(weight: Tensor) -> Tensor:
 
 def conv_with_sums(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The convolution z (B, H, W, F), and partial sums (programs, 2, F) over pixels of z and of its square."""
+    if weight.shape[0] > WINDOW_FILTERS:
+        z = convolve(x, weight)
+        return z, batch_norm.channel_sums(z)
     (count, height, width, channels), filters = x.shape, weight.shape[0]
     z = torch.empty(count, height, width, filters, dtype=x.dtype, device=x.device)
-    by_windows = filters <= WINDOW_FILTERS
-    options = options_of(LAUNCH["conv_window" if by_windows else "conv"])
-    sizes = sizes_of(x) if by_windows else (count * height * width, height, width)
+    options, sizes = options_of(LAUNCH["conv_window"]), sizes_of(x)
     while options["BLOCK"] > SMALLEST and sizes[0] < FULL * options["BLOCK"]:
         options["BLOCK"] //= 2
-    programs = min(PROGRAMS, triton.cdiv(sizes[0], options["BLOCK"]))
+    programs = min(batch_norm.PROGRAMS, triton.cdiv(sizes[0], options["BLOCK"]))
     partial = torch.empty(programs, 2, filters, device=x.device)
-    kernel = _conv_window_kernel if by_windows else _conv_kernel
-    kernel[(programs,)](x, tap_matrices(weight), z, partial, *sizes, D=channels, F=filters, **options)
+    _conv_window_kernel[(programs,)](x, tap_matrices(weight), z, partial, *sizes, D=channels, F=filters, **options)
     return z, partial
+
+
+def convolve(x: Tensor, weight: Tensor) -> Tensor:
+    """A convolution of (B, H, W, D) by filters (F, D, 3, 3) or (F, D, 1, 1), by the vendor's library."""
+    filters = weight.to(x.dtype).contiguous(memory_format=torch.channels_last)
+    padding = weight.shape[-1] // 2
+    return functional.conv2d(x.permute(0, 3, 1, 2), filters, padding=padding).permute(0, 2, 3, 1).contiguous()
 
 
 def weight_grad(dz: Tensor, x: Tensor) -> Tensor:
     """The gradient of the filters (F, D, 3, 3), float32."""
     (count, height, width, channels), filters = x.shape, dz.shape[-1]
     pixels, options = count * height * width, options_of(LAUNCH["weight_grad"])
-    programs = min(PROGRAMS // 2, triton.cdiv(pixels, options["BLOCK"]))
+    programs = min(batch_norm.PROGRAMS // 2, triton.cdiv(pixels, options["BLOCK"]))
     partial = torch.empty(programs, 3, 4, channels, filters, device=x.device)
     _weight_grad_kernel[(programs,)](x, dz, partial, pixels, height, width, D=channels, F=filters, **options)
     return partial[:, :, :3].sum(0).permute(3, 2, 0, 1)
@@ -334,7 +322,7 @@ def pool_sums(z: Tensor, scale: Tensor, shift: Tensor, grad: Tensor, slope: floa
     """Partial sums (programs, 2, F) over pixels of d and of d z."""
     pooled, *sizes = sizes_of(z)
     options = options_of(LAUNCH["pool_sums"])
-    programs = min(PROGRAMS, triton.cdiv(pooled, options["BLOCK"]))
+    programs = min(batch_norm.PROGRAMS, triton.cdiv(pooled, options["BLOCK"]))
     partial = torch.empty(programs, 2, z.shape[3], device=z.device)
     _pool_sums_kernel[(programs,)](z, scale, shift, grad, partial, pooled, *sizes, slope, F=z.shape[3], **options)
     return partial

@@ -27,7 +27,7 @@ SIZES = ["pixels", "H", "W"]
 
 
 @triton.jit
-def _patches(x, at, pixels, tap, H, W, D: tl.constexpr, K: tl.constexpr):
+def _patches(x, at, row, column, inside, tap, H, W, D: tl.constexpr, K: tl.constexpr):
     """What lies under a tap around the pixels `at`, D = K channels; of few channels, what lies under all nine taps."""
     k = tl.arange(0, K)
     if D < K:
@@ -35,8 +35,8 @@ def _patches(x, at, pixels, tap, H, W, D: tl.constexpr, K: tl.constexpr):
     else:
         taps, used = tl.zeros((1, K), dtype=tl.int32) + tap, (k < K)[None, :]
     down, right = taps // 3 - 1, taps % 3 - 1
-    y, z = (at % (H * W) // W)[:, None] + down, (at % W)[:, None] + right
-    there = (at < pixels)[:, None] & used & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+    y, z = row[:, None] + down, column[:, None] + right
+    there = inside[:, None] & used & (y >= 0) & (y < H) & (z >= 0) & (z < W)
     place = (at[:, None] + down * W + right) * D + (k % D)[None, :]
     return tl.load(x + place, mask=there, other=0)
 
@@ -62,13 +62,14 @@ def _conv_kernel(
     task = tl.program_id(1).to(tl.int64)
     x, filters, out = x + task * pixels * D, filters + task * apart, out + task * pixels * F
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, column, inside = at % (H * W) // W, at % W, at < pixels  # divisions are dear: once, not for each tap
     total = tl.zeros((BLOCK, F), dtype=SUM)
     for tap in range(TAPS):
-        a = _patches(x, at, pixels, tap, H, W, D, K).to(out.dtype.element_ty)
+        a = _patches(x, at, row, column, inside, tap, H, W, D, K).to(out.dtype.element_ty)
         w = _filters(filters, tap, D, K, F, MIRRORED).to(out.dtype.element_ty)
         total = tl.dot(a, w, total, input_precision="ieee", out_dtype=SUM)
     to = out + at[:, None] * F + tl.arange(0, F)[None, :]
-    tl.store(to, total.to(out.dtype.element_ty), mask=(at < pixels)[:, None])
+    tl.store(to, total.to(out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -83,8 +84,9 @@ def _filter_grad_kernel(
     total = tl.zeros((K, F), dtype=SUM)
     for start in range(tl.program_id(0) * BLOCK, pixels, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
-        g = tl.load(grad + at[:, None] * F + f[None, :], mask=(at < pixels)[:, None], other=0)
-        a = _patches(x, at, pixels, tap, H, W, D, K).to(g.dtype)
+        inside = at < pixels
+        g = tl.load(grad + at[:, None] * F + f[None, :], mask=inside[:, None], other=0)
+        a = _patches(x, at, at % (H * W) // W, at % W, inside, tap, H, W, D, K).to(g.dtype)
         total = tl.dot(tl.trans(a), g, total, input_precision="ieee", out_dtype=SUM)
     row = tl.program_id(1) * K + k
     to = out + ((tl.program_id(0) * tl.num_programs(2) + task) * 9 * D + row)[:, None] * F + f[None, :]

@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fastweights.kernels import batch_norm
+from fastweights.kernels.cnn import convolve
 from fastweights.kernels.first_layer import first_layer, product_dtype, sizes_of
 
 JOIN, JOIN_SUMS, JOIN_BACKWARD = (16, 4), (32, 4), (16, 4)
@@ -233,12 +233,6 @@ def shortcut_matrix(weight: Tensor) -> Tensor:
     return (rounded[:, :, 0, 0].T / 255).contiguous()
 
 
-def convolve(x: Tensor, convolution: nn.Conv2d) -> Tensor:
-    """A convolution of (B, H, W, D) by the vendor's library."""
-    filters = convolution.weight.to(x.dtype).contiguous(memory_format=torch.channels_last)
-    return F.conv2d(x.permute(0, 3, 1, 2), filters, padding=convolution.padding).permute(0, 2, 3, 1).contiguous()
-
-
 Parts = tuple[list[nn.Conv2d], list[nn.BatchNorm2d], nn.Conv2d]
 """Of a block: convolutions, their batch norms, and the shortcut."""
 
@@ -247,8 +241,8 @@ def first_block(images: Tensor, parts: Parts, slope: float) -> Tensor:
     """The block above an image: (B, H, W, C) uint8 -> (B, HP, WP, F)."""
     convolutions, norms, shortcut = parts
     x = first_layer(images, convolutions[0].weight, norms[0], slope, pool=False)
-    x = batch_norm.norm_act(convolve(x, convolutions[1]), norms[1], slope)
-    z, norm = convolve(x, convolutions[2]), norms[2]
+    x = batch_norm.norm_act(convolve(x, convolutions[1].weight), norms[1], slope)
+    z, norm = convolve(x, convolutions[2].weight), norms[2]
     if norm.training:
         return FirstJoin.apply(z, images, shortcut.weight, norm.weight, norm.bias, norm, slope)
     return join(z, images, shortcut_matrix(shortcut.weight), *batch_norm.constants(norm), slope, train=False)[0]
@@ -257,10 +251,10 @@ def first_block(images: Tensor, parts: Parts, slope: float) -> Tensor:
 def further_block(x: Tensor, parts: Parts, slope: float) -> Tensor:
     """A block above another: (B, H, W, D) -> (B, HP, WP, F)."""
     convolutions, norms, shortcut = parts
-    beside = convolve(x, shortcut)
+    beside = convolve(x, shortcut.weight)
     for convolution, norm in zip(convolutions[:-1], norms[:-1], strict=True):
-        x = batch_norm.norm_act(convolve(x, convolution), norm, slope)
-    z, norm = convolve(x, convolutions[-1]), norms[-1]
+        x = batch_norm.norm_act(convolve(x, convolution.weight), norm, slope)
+    z, norm = convolve(x, convolutions[-1].weight), norms[-1]
     if norm.training:
         return Join.apply(z, beside, norm.weight, norm.bias, norm, slope)
     return join(z, beside, None, *batch_norm.constants(norm), slope, train=False)[0]

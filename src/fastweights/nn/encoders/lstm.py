@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastweights.kernels.available import ALIGNED
 from fastweights.nn.encoders.base import Encoder, register_encoder
 from fastweights.utils.settings import Settings, option
 from fastweights.utils.tokens import BLANK, PAD
@@ -98,11 +99,22 @@ def read_by_layers(stack: nn.LSTM, words: Tensor) -> Tensor:
     for layer in range(stack.num_layers):
         if layer:
             words = F.dropout(words, stack.dropout)
-        weights = [getattr(stack, f"{name}_l{layer}") for name in WEIGHTS]
+        words, weights = without_bias(words, *(getattr(stack, f"{name}_l{layer}") for name in WEIGHTS))
         with warnings.catch_warnings():  # a part of the stack's weights is copied first, which costs next to nothing
             warnings.filterwarnings("ignore", "RNN module weights")
-            words = torch.lstm(words, (start, start), weights, True, 1, 0.0, True, False, True)[0]
+            words = torch.lstm(words, (start, start), weights, False, 1, 0.0, True, False, True)[0]
     return words
+
+
+def without_bias(words: Tensor, to_gates: Tensor, recurrent: Tensor, *biases: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Words (B, L, inputs) followed by ones, and the weights of a layer with its biases as those of the first one.
+
+    cuDNN takes a quarter of a step to sum a bias's gradient; as a weight's it is part of a product. Inputs are a
+    multiple of what tensor cores want.
+    """
+    ones = 1 + -(words.shape[2] + 1) % ALIGNED
+    bias = F.pad(torch.stack(biases).sum(0).unsqueeze(1), (0, ones - 1))
+    return F.pad(words, (0, ones), value=1.0), [torch.cat([to_gates, bias], 1), recurrent]
 
 
 def pick(states: Tensor, places: Tensor) -> Tensor:

@@ -79,9 +79,9 @@ class ResNet(Encoder):
     def finish(self, x: Tensor) -> Tensor:
         if self.fusible and can_be_fused(x, self.norm, torch.bfloat16):
             from fastweights.kernels.batch_norm import norm_act  # deferred: needs a GPU and Triton
-            from fastweights.kernels.resnet import convolve
+            from fastweights.kernels.cnn import convolve
 
-            z = convolve(x.permute(0, 2, 3, 1).contiguous(), self.mix)
+            z = convolve(x.permute(0, 2, 3, 1).contiguous(), self.mix.weight)
             return norm_act(z, self.norm, self.SLOPE).mean((1, 2))
         return F.leaky_relu_(normalised_convolution(x, self.mix, self.norm), self.SLOPE).mean((2, 3))
 
