@@ -2,7 +2,7 @@
 
 Where the host's time of a step is near that by the clock, the GPU waits for the host. Where the kernels of a step take
 as long as the step, and most of that in kernels with a block for every processor of the GPU, several trainings side by
-side have little to gain.
+side have little to gain. Pre-training is left out.
 """
 
 import argparse
@@ -19,11 +19,14 @@ from typing import Any
 import torch
 from seeds import CELLS, noise, trainings
 
+from fastweights.experiments.recipes import RECIPES
 from fastweights.experiments.tables import parse_experiment
 from fastweights.training.loop import Training, Visits
 
-PROFILED = 20
-"""Steps whose kernels are listed."""
+WARM_STEPS, PROFILED = 100, 20
+"""Steps before anything is timed, and steps whose kernels are listed."""
+UNTOLD = {"validate_every": 10**9, "log_every": 10**6, "pretrain_steps": 0}
+"""Settings by which steps follow each other without a pause."""
 
 
 def take(visits: Visits, until: int, counters) -> None:
@@ -31,7 +34,7 @@ def take(visits: Visits, until: int, counters) -> None:
         next(visits)
 
 
-def kernels_of(trace: dict[str, Any], steps: int, processors: int, most: int = 12) -> str:
+def kernels_of(trace: dict[str, Any], steps: int, processors: int, most: int) -> str:
     """Of a trace by PyTorch's profiler: how many kernels a step has, how long and wide they are, and the longest."""
     kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
     if not kernels:
@@ -55,7 +58,7 @@ def kernels_of(trace: dict[str, Any], steps: int, processors: int, most: int = 1
     return "\n".join(shown)
 
 
-def profile_kernels(training: Training, visits: Visits) -> str:
+def profile_kernels(training: Training, visits: Visits, most: int) -> str:
     step, device = training.counters.step, training.device
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         take(visits, step + PROFILED, training.counters)
@@ -64,14 +67,14 @@ def profile_kernels(training: Training, visits: Visits) -> str:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         trace = json.loads(path.read_text())
-    return kernels_of(trace, PROFILED, torch.cuda.get_device_properties(device).multi_processor_count)
+    return kernels_of(trace, PROFILED, torch.cuda.get_device_properties(device).multi_processor_count, most)
 
 
-def examine(cell: str, functions: int) -> None:
+def examine(cell: str, recipe: str, functions: int, kernels: int) -> None:
     dataset = noise(parse_experiment(cell.partition("/")[0]).dataset)
-    training = trainings(cell, dataset, 1, 10**6, torch.device("cuda"), validate_every=10**9, log_every=1000)[0]
+    training = trainings(cell, dataset, 1, 10**6, torch.device("cuda"), recipe, **UNTOLD)[0]
     visits, counters = training.visits(), training.counters
-    take(visits, 1000, counters)
+    take(visits, WARM_STEPS, counters)
     queued = by_the_clock = 0.0
     for _ in range(10):  # a few steps at a time: with many of them waiting, the host has to wait, too
         torch.cuda.synchronize()
@@ -80,8 +83,8 @@ def examine(cell: str, functions: int) -> None:
         queued += time.perf_counter() - started
         torch.cuda.synchronize()
         by_the_clock += time.perf_counter() - started
-    print(f"{cell}: host {1e4 * queued:.0f} us a step, by the clock {1e4 * by_the_clock:.0f} us")
-    print(profile_kernels(training, visits))
+    print(f"{cell} ({recipe}): host {1e4 * queued:.0f} us a step, by the clock {1e4 * by_the_clock:.0f} us")
+    print(profile_kernels(training, visits, kernels))
     training._validate()
     started = time.perf_counter()
     training._validate()
@@ -101,10 +104,12 @@ def show_functions(work: Callable[[], object], most: int, by: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cells", nargs="*", default=list(CELLS))
+    parser.add_argument("--recipe", default="paper", choices=RECIPES)
     parser.add_argument("--functions", type=int, default=16, help="of the host, the longest; 0: none")
+    parser.add_argument("--kernels", type=int, default=12, help="of a step, those that take most of it")
     options = parser.parse_args()
     for cell in options.cells:
-        examine(cell, options.functions)
+        examine(cell, options.recipe, options.functions, options.kernels)
 
 
 if __name__ == "__main__":

@@ -43,14 +43,14 @@ def noise(name: str) -> Dataset:
 
 
 def trainings(
-    cell: str, dataset: Dataset, seeds: int, steps: int, device: torch.device, **changes: int
+    cell: str, dataset: Dataset, seeds: int, steps: int, device: torch.device, recipe: str = "paper", **changes: int
 ) -> dict[int, Training]:
     training, learner, variant = parse_cell(cell)
     items = {name: split.to(device) for name, split in dataset.splits.items()}
     made = {}
     for seed in range(seeds):
         of_the_run = {"dataset": dataset.name, "seed": seed, "precision": choose_precision("auto", device)}
-        model, settings = settings_by("paper", training, learner, variant, *shape_of(dataset.name), of_the_run)
+        model, settings = settings_by(recipe, training, learner, variant, *shape_of(dataset.name), of_the_run)
         settings = replace(settings, steps=steps, **changes)
         made[seed] = Training(model, settings, dataset, device, items=items)
     return made

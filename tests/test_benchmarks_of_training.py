@@ -113,6 +113,6 @@ def test_kernels_of_a_step_are_counted_and_wide_ones_told_apart(monkeypatch):
     trace = {
         "traceEvents": [*kernels, *kernels, {"cat": "kernel", "name": "b", "dur": 30, "args": few}, {"cat": "other"}]
     }
-    first, *listed = script("host_time").kernels_of(trace, steps=2, processors=132).splitlines()
+    first, *listed = script("host_time").kernels_of(trace, steps=2, processors=132, most=12).splitlines()
     assert first == "2 kernels a step, 50 us, 60 % of it with 132 blocks or more"
     assert [line.split() for line in listed] == [["30.0", "us", "1.0", "x", "a"], ["20.0", "us", "1.5", "x", "b"]]
