@@ -67,6 +67,14 @@ def test_an_empty_ledger_gives_a_page(tmp_path):
     assert "One task in the memory" not in parsed(tmp_path / "report.html").headings
 
 
+def test_each_recipe_has_a_panel_in_the_order_of_the_pages(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(figures, "learning_curves", lambda panels: drawn.update(panels) or "<svg/>")
+    results = read_results(write_ledger(tmp_path, *(made_up(recipe=recipe) for recipe in ("own", "best", "paper"))))
+    curves_figure(results, "mini-imagenet")
+    assert [title.rpartition(" ")[2] for title in drawn] == ["paper", "best", "own"]
+
+
 def test_curves_on_training_classes_are_named_so(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(figures, "learning_curves", lambda panels: drawn.update(panels) or "<svg/>")
@@ -75,9 +83,7 @@ def test_curves_on_training_classes_are_named_so(tmp_path, monkeypatch):
     ledger.append(tmp_path / "runs.jsonl", [line, other], [details, more])
     results = read_results(tmp_path / "runs.jsonl")
     assert curves_figure(results, "mini-imagenet") == "<svg/>"
-    [curves] = drawn.values()
-    assert [(name, tasks) for name, tasks, _ in curves] == [
-        ("fwcnn-gradient (best)", 1),
-        ("fwcnn-hebb (best, trained on validation classes)", 7),
-    ]
+    [(title, curves)] = drawn.items()
+    assert title.endswith("cnn, by best")
+    assert [(name, tasks) for name, tasks, _ in curves] == [("fwcnn-gradient", 1), ("fwcnn-hebb †", 7)]
     assert curves_figure(results, "omniglot") == ""

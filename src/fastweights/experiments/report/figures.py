@@ -3,6 +3,7 @@
 import html
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,6 @@ from fastweights.style import (
     PINK,
     RED,
     SKY,
-    YELLOW,
     log_scale,
     look_of,
     new_figure,
@@ -39,14 +39,16 @@ from fastweights.tasks.episodes import Episode
 from fastweights.utils.errors import UserError
 
 LOOKS = {
-    "hebbian-softmax": (SKY, "X"), "ada": (PINK, "P"), "metanet": (BLACK, "P"), "meta-lstm": (BLACK, "v"),
-    "snail": (YELLOW, "D"), "siamese": (YELLOW, "o"), "mann": (YELLOW, "s"), "matching": (BLACK, "s"),
+    "hebbian-softmax": (SKY, "X"), "ada": (PINK, "P"), "metanet": (BLUE, "P"), "meta-lstm": (BLACK, "v"),
+    "snail": (RED, "X"), "siamese": (ORANGE, "v"), "mann": (GREEN, "s"), "matching": (BLACK, "s"),
     "prototypical": (SKY, "o"), "maml": (PINK, "v"), "open": (BLACK, "o"), "optimal": (PINK, "o"), "ridge": (PINK, "s"),
     "normalised": (GREEN, "^"), "gradient1": (ORANGE, "s"), "gradient": (RED, "D"), "hebb": (BLUE, "o"),
 }  # fmt: skip
 """Colour and marker by a part of a learner's name; the first that fits."""
-DASHES = {"paper": (0, (5, 1.5)), "own": (0, (1, 1.2))}
-"""Of the lines of a recipe; those of the others are solid."""
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)))
+"""Of the first, second and third curve of a panel that look the same otherwise."""
+COLUMNS = 3
+"""Panels side by side."""
 CHANCE = 20
 """Accuracy of guessing in the ablation's tasks."""
 MARKS = 8
@@ -69,53 +71,55 @@ def _svg(figure: Figure) -> str:
 
 def learning_curves(panels: Mapping[str, Sequence[tuple[str, int, Details]]]) -> str:
     """A panel for each title, with curves of (name, tasks per step) by tasks: runs that share a GPU are slower."""
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = new_figure(4.2 * columns, 3.6 * rows)
-    every = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes, (title, curves) in zip(every, panels.items(), strict=False):
-        quiet(axes)
-        for number, (name, tasks, details) in enumerate(curves):
-            _curve(axes, number, len(curves), name, tasks, details)
-        axes.set_ylim(_bottom([[p[2] for p in details.curve["validation"]] for _, _, details in curves]), None)
-        axes.set_ylim(top=min(axes.get_ylim()[1], 100.0))
-        log_scale(axes, "x", "training tasks", (1, 3))
-        axes.set_title(title, fontsize=10)
-        axes.set_ylabel("accuracy, %")
-        axes.xaxis.label.set_size(8)
-        axes.yaxis.label.set_size(8)
-        axes.tick_params(labelsize=8)
-        lines, names = axes.get_legend_handles_labels()
-        thin = Line2D([], [], color=GREY, linewidth=0.9, alpha=0.5)
-        # Below the panel: inside, it would hide curves.
-        below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.2), "frameon": False, "fontsize": 7}
-        axes.legend([*lines, thin], [*names, "thin: on training tasks"], **below, handlelength=3.2)
-    for axes in every[len(panels) :]:
+    named = list(panels.items())
+    columns = min(COLUMNS, len(named))
+    rows = [named[first : first + columns] for first in range(0, len(named), columns)]
+    names = sum(max(-(-len(curves) // 2) for _, curves in row) for row in rows)
+    figure = new_figure(4.2 * columns, 3.2 * len(rows) + 0.15 * names)
+    every = figure.subplots(len(rows), columns, squeeze=False).flatten()
+    for (title, curves), axes in zip(named, every, strict=False):
+        _panel(axes, title, curves)
+    for axes in every[len(named) :]:
         axes.set_visible(False)
     return _svg(figure)
 
 
-def _curve(axes: Axes, number: int, curves: int, name: str, tasks: int, details: Details) -> None:
-    """One run: thin on training tasks, thick and marked on validation tasks."""
-    colour, marker = _look(details.learner)
-    dashes = next((dashes for recipe, dashes in DASHES.items() if f"({recipe}" in name), "-")
+def _panel(axes: Axes, title: str, curves: Sequence[tuple[str, int, Details]]) -> None:
+    quiet(axes)
+    met = Counter[tuple[str, str]]()
+    for number, (name, tasks, details) in enumerate(curves):
+        colour, marker = look = _look(details.learner)
+        style = {"color": colour, "marker": marker, "linestyle": DASHES[met[look] % len(DASHES)]}
+        met[look] += 1
+        _curve(axes, name, tasks, details, style, number / len(curves))
+    axes.set_ylim(_bottom([[p[2] for p in details.curve["validation"]] for _, _, details in curves]), None)
+    axes.set_ylim(top=min(axes.get_ylim()[1], 100.0))
+    log_scale(axes, "x", "training tasks", (1, 3))
+    axes.set_title(title, fontsize=10)
+    axes.set_ylabel("accuracy, %")
+    axes.xaxis.label.set_fontsize(8)
+    axes.yaxis.label.set_fontsize(8)
+    axes.tick_params(labelsize=8)
+    # Below the panel: inside, it would hide curves.
+    below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.2), "frameon": False, "fontsize": 7}
+    axes.legend(**below, ncols=2, handlelength=3.2)
+
+
+def _curve(axes: Axes, name: str, tasks: int, details: Details, style: dict[str, Any], shift: float) -> None:
+    """One run: thin on training tasks, thick on validation tasks, its first mark after this share of their distance."""
     train, validation = details.curve["train"], details.curve["validation"]
-    axes.plot([tasks * p[0] for p in train], [p[3] for p in train], color=colour, alpha=0.4, linewidth=0.8)
+    seen, accuracies = [tasks * p[0] for p in train], [p[3] for p in train]
+    axes.plot(seen, accuracies, color=style["color"], alpha=0.4, linewidth=0.8)
     seen, accuracies = [tasks * p[0] for p in validation], [p[2] for p in validation]
     every = max(1, len(seen) // MARKS)
-    marked: dict[str, Any] = {
-        "marker": marker,
-        "markersize": 4,
-        "markeredgewidth": 0,
-        "markevery": (number * every // curves, every),
-    }
-    axes.plot(seen, accuracies, linestyle=dashes, color=colour, label=name, linewidth=1.5, **marked)
+    marks: dict[str, Any] = {"markersize": 4, "markeredgewidth": 0, "markevery": (int(shift * every), every)}
+    axes.plot(seen, accuracies, label=name, linewidth=1.5, **style, **marks)
 
 
 def _bottom(curves: Sequence[Sequence[float]]) -> float:
-    """Where the axis starts: the steep first quarter of the curves is cut off."""
-    later = [accuracy for curve in curves for accuracy in curve[len(curve) // 4 :]]
-    return max(0.0, min(later) - max(1.0, 0.3 * (max(later) - min(later)))) if later else 0.0
+    """Where the axis starts: most of what is cut off is the steep beginning."""
+    ends = [accuracy for curve in curves for accuracy in curve[3 * len(curve) // 4 :]]
+    return max(0.0, min(ends) - max(1.0, max(ends) - min(ends))) if ends else 0.0
 
 
 ROW, LEFT, WIDTH = 44, 430, 380

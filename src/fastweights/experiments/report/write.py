@@ -12,6 +12,7 @@ import torch
 from fastweights import data
 from fastweights.data.registry import require_familiar
 from fastweights.experiments.ledger import Details
+from fastweights.experiments.recipes import RECIPES
 from fastweights.experiments.report import figures
 from fastweights.experiments.report.markdown import paragraphs, to_html
 from fastweights.experiments.report.measurements import TIMING_FIGURE, timing_bars
@@ -142,7 +143,8 @@ def html_page(results: Results, written: dict[str, str]) -> str:
         "## Ablation: where the fast weights are",
         _images([ABLATION_FIGURE]),
         "## Learning curves",
-        "Validation accuracy (thick) and training accuracy (thin) of the first seeds.",
+        "Validation accuracy (thick) and training accuracy (thin) of the first seeds. † trained on the validation "
+        "classes, too: how it does on them says nothing.",
         _images(curves),
         "## One task in the memory" if memory else "",
         "On two principal axes, large and outlined the examples, small the queries, a colour for each class."
@@ -161,17 +163,19 @@ def _images(names: Iterable[str]) -> str:
 
 
 def curves_figure(results: Results, name: str) -> str:
-    """The first seed of every model of a table; empty where there is none."""
-    panels: dict[str, list[tuple[str, int, Details]]] = {}
+    """The first seed of every model of a table, a panel for each recipe; empty where there is none."""
+    panels: dict[tuple[str, int], list[tuple[str, int, Details]]] = {}
     for (experiment, protocol, learner, variant, recipe), measured in sorted(results.groups.items()):
         if experiment not in TABLES[name].experiments or variant or learner == ORACLE or experiment.endswith("-all"):
             continue
         line = measured.lines[0]
         title = ", ".join(filter(None, (parse_experiment(experiment).training, encoder_of(learner), protocol)))
-        seen = ", trained on validation classes" if line.trained_on_validation else ""
+        mark = " †" if line.trained_on_validation else ""
         tasks = int(line.config["training"].get("tasks_per_step", 1))
-        panels.setdefault(title, []).append((f"{learner} ({recipe}{seen})", tasks, results.details[line.key]))
-    return figures.learning_curves(panels) if panels else ""
+        curve = (f"{learner}{mark}", tasks, results.details[line.key])
+        panels.setdefault((title, list(RECIPES).index(recipe)), []).append(curve)
+    named = {f"{title}, by {list(RECIPES)[at]}": curves for (title, at), curves in sorted(panels.items())}
+    return figures.learning_curves(named) if named else ""
 
 
 def draw_pca(model: Path, ledger_path: Path, data_root: Path | None) -> Path:
