@@ -1,11 +1,11 @@
-"""Mapping coordinates by the gradient rule's MLP: the plain path against the fused kernels, launched in several ways.
+"""Mapping coordinates by the gradient rule's MLP: the plain path against pieces on a CPU, and against fused kernels.
 
-    python benchmarks/coordinates.py                                 # needs a GPU and Triton
+    python benchmarks/coordinates.py                                 # without a GPU: plainly and by pieces
     python benchmarks/coordinates.py --blocks 64 128 --precisions tf32x3 --preprocessed
 
-Milliseconds of the forward pass alone and of forward and backward together, by replays of a CUDA graph, and relative
-errors against the plain path in float64: of the values, of the gradient at the coordinates, and the largest of those at
-the parameters. Where an activation is next to zero rounding decides its slope, so with millions of coordinates the
+Milliseconds of the forward pass alone and of forward and backward together, on a GPU by replays of a graph, and
+relative errors against float64: of the values, of the gradient at the coordinates, and the largest of those at the
+parameters. Where an activation is next to zero rounding decides its slope, so with millions of coordinates the
 plain path in float32 has errors in its gradients too: those are the ones to compare with. Both kernels are launched
 alike, so the best backward launch is the one with the smallest difference of the two times;
 `fastweights.kernels.coordinate_mlp.LAUNCH` has one for each.
@@ -14,18 +14,20 @@ alike, so the best backward launch is the one with the smallest difference of th
 import argparse
 import itertools
 import statistics
-import sys
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
 
 from fastweights import bench
 from fastweights.kernels.available import has_triton
+from fastweights.nn import coordinates as ways
 from fastweights.nn.rules import Gradient
 
 SIZES = ((64, 288, 288), (64, 64, 288))
 """Tasks, key width and value width: the memories of a training step on mini-ImageNet and on Omniglot."""
+TASKS_ON_A_CPU = 4
 BLOCKS, WARPS, PROGRAMS = (64, 128, 256), (4, 8), (132, 264, 528, 1056)
 PRECISIONS = ("tf32x3", "ieee")
 
@@ -46,9 +48,7 @@ class Mapping:
 
     def exactly(self) -> list[Tensor]:
         """Values and gradients by the plain path in float64."""
-        rule = Gradient(self.rule.preprocessed).to(self.x.device).double()
-        rule.load_state_dict(self.rule.state_dict())
-        return Mapping(rule, self.x.detach().double(), self.grad.double()).both()
+        return Mapping(deepcopy(self.rule).double(), self.x.detach().double(), self.grad.double()).both()
 
 
 def draw(size: tuple[int, ...], preprocessed: bool, device: torch.device) -> Mapping:
@@ -82,6 +82,17 @@ def measure(name: str, mapping: Mapping, exact: Sequence[Tensor], runs: int, sec
     return f"{name:44} {forward:8.3f} ms {both:8.3f} ms   {shown}"
 
 
+def measure_ways(mapping: Mapping, exact: Sequence[Tensor], runs: int, seconds: float) -> Iterator[str]:
+    """Of a CPU: a line for the MLP itself and one for its pieces."""
+    used = ways.FEW
+    try:
+        for name, few in (("plain", mapping.x.numel()), ("by pieces", 0)):
+            ways.FEW = few
+            yield measure(name, mapping, exact, runs, seconds)
+    finally:
+        ways.FEW = used
+
+
 def measure_fused(
     launches: Iterable[tuple[str, int, int, int]], mapping: Mapping, exact: Sequence[Tensor], runs: int, seconds: float
 ) -> Iterator[str]:
@@ -90,6 +101,9 @@ def measure_fused(
 
     from fastweights.kernels import coordinate_mlp as coordinates
 
+    mapping.rule.fusible = False
+    yield measure("plain", mapping, exact, runs, seconds)
+    mapping.rule.fusible = True
     used = coordinates.PRECISION, dict(coordinates.LAUNCH)
     yield measure(f"fused, as it is used ({used[0]})", mapping, exact, runs, seconds)
     try:
@@ -116,20 +130,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.05, help="how long a run is, about")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available() or not has_triton():
-        print("benchmarks/coordinates.py times GPU kernels: it needs a CUDA device and Triton.", file=sys.stderr)
-        raise SystemExit(2)
-    device = torch.device("cuda")
-    for size in SIZES:
+    on_gpu = torch.cuda.is_available()
+    if on_gpu and not has_triton():
+        parser.error("on a GPU this times kernels in Triton, which is not installed: pip install triton.")
+    device = torch.device("cuda" if on_gpu else "cpu")
+    for tasks, *widths in SIZES:
+        size = (tasks if on_gpu else TASKS_ON_A_CPU, *widths)
         mapping = draw(size, options.preprocessed, device)
         exact = mapping.exactly()
         print(f"{' x '.join(map(str, size))} coordinates, {bench.device_name(device)}, torch {torch.__version__}")
         print(f"{'':44} {'forward':>11} {'+ backward':>11}   errors: values, at x, at parameters", flush=True)
-        mapping.rule.fusible = False
-        print(measure("plain", mapping, exact, options.runs, options.seconds), flush=True)
-        mapping.rule.fusible = True
         launches = itertools.product(options.precisions, options.blocks, options.warps, options.programs)
-        for line in measure_fused(launches, mapping, exact, options.runs, options.seconds):
+        how = (mapping, exact, options.runs, options.seconds)
+        for line in measure_fused(launches, *how) if on_gpu else measure_ways(*how):
             print(line, flush=True)
 
 

@@ -22,7 +22,7 @@ from fastweights import bench
 from fastweights.learners import LearnerSettings, build_learner, preset
 from fastweights.learners.checks import State
 from fastweights.learners.metanet import HIDDEN, OUTPUT, MetaNet
-from fastweights.nn.rules import log_and_sign
+from fastweights.nn.coordinates import log_and_sign
 from fastweights.tasks.episodes import Episode, EpisodeSampler
 from fastweights.utils.devices import find_device
 

@@ -17,6 +17,7 @@ from fastweights import bench
 from fastweights.classifier.models import shipped_models
 from fastweights.cli.bench import table
 from fastweights.learners import build_learner, preset
+from fastweights.nn import coordinates
 from fastweights.training.loop import Training
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.errors import UserError
@@ -218,24 +219,27 @@ def test_augmentation_is_timed_on_gpus_only(capsys):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_benchmark_of_coordinates_says_that_it_needs_a_gpu(capsys):
-    with pytest.raises(SystemExit) as end:
-        load("coordinates.py")["main"]([])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.count(".\n") == 1
+def test_the_benchmark_of_coordinates_compares_ways_on_a_cpu(capsys):
+    used = coordinates.FEW
+    load("coordinates.py")["main"](["--runs", "1", "--seconds", "0.001", "--preprocessed"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if " ms " in line]
+    assert [line.split("  ")[0] for line in lines] == ["plain", "by pieces"] * 2
+    assert all(float(error) < 1e-3 for line in lines for error in line.split()[-3:])
+    assert used == coordinates.FEW
 
 
 def test_the_benchmark_of_coordinates_times_every_launch(monkeypatch):
     pytest.importorskip("triton")
     script = load("coordinates.py")
-    monkeypatch.setattr(script["Gradient"], "_can_be_fused", lambda _, x: x.dtype == torch.float32)  # interpreted
+    monkeypatch.setattr(coordinates, "can_be_fused", lambda x, _: x.dtype == torch.float32)  # interpreted
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mapping = script["draw"]((2, 3, 5), False, device)
     launches = [("tf32x3", 16, 4, 1), ("ieee", 32, 4, 2)]
     lines = list(script["measure_fused"](launches, mapping, mapping.exactly(), 1, 0.001))
-    assert len(lines) == 3
-    assert "ieee, block 32, 4 warps, 2 programs" in lines[2]
-    assert "tf32x3, block 16" in lines[1]
+    assert len(lines) == 4
+    assert lines[0].startswith("plain")
+    assert "ieee, block 32, 4 warps, 2 programs" in lines[3]
+    assert "tf32x3, block 16" in lines[2]
 
 
 def test_planar_images_are_the_same_images():

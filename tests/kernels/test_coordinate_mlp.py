@@ -7,6 +7,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 from fastweights.kernels import coordinate_mlp as coordinates
 from fastweights.kernels.coordinate_mlp import Launch, map_coordinates
+from fastweights.nn import coordinates as ways
+from fastweights.nn.coordinates import LOG_RANGE, can_be_fused, coordinate_mlp, plainly
 from fastweights.nn.init import SLOPE
 from fastweights.nn.rules import RULES, Gradient
 
@@ -47,7 +49,7 @@ def draw(rule: Gradient, count: int) -> Tensor:
     inputs: list[Tensor] = []
     hooks = [rule.mlp[i].register_forward_hook(lambda *a: inputs.append(a[-1].abs().amin(-1))) for i in (0, 2)]
     with torch.no_grad():
-        rule.map_coordinates(x)
+        plainly(x, rule.mlp)
     for hook in hooks:
         hook.remove()
     x = x[torch.stack(inputs).amin(0) > 1e-4][:count]
@@ -56,19 +58,19 @@ def draw(rule: Gradient, count: int) -> Tensor:
 
 
 def exact(rule: Gradient) -> Gradient:
-    plain = Gradient(rule.preprocessed).to(DEVICE).double()
+    plain = Gradient(rule.mlp[0].in_features == 2).to(DEVICE).double()
     plain.load_state_dict(rule.state_dict())
     return plain
 
 
 def fused(rule: Gradient, x: Tensor) -> Tensor:
-    return map_coordinates(x, rule.mlp, SLOPE, rule.LOG_RANGE)
+    return map_coordinates(x, rule.mlp, SLOPE, LOG_RANGE)
 
 
 def compare(rule: Gradient, x: Tensor) -> None:
     ours = fused(rule, x)
     plain, wide = exact(rule), x.detach().double().requires_grad_()
-    theirs = plain.map_coordinates(wide.flatten()).view_as(wide)
+    theirs = plainly(wide, plain.mlp)
     assert error(ours, theirs) < TOLERANCE
     direction = torch.randn_like(ours)
     ours_grad = torch.autograd.grad((ours * direction).sum(), [x, *rule.mlp.parameters()])
@@ -144,15 +146,19 @@ def test_the_whole_rule(name, monkeypatch):
     plain = values_and_gradients()
     calls = []
     monkeypatch.setattr(coordinates, "map_coordinates", lambda *a: calls.append(a) or map_coordinates(*a))
-    monkeypatch.setattr(Gradient, "_can_be_fused", lambda *_: True)
+    monkeypatch.setattr(ways, "can_be_fused", lambda *_: True)
+    rule.fusible = True
     for ours, theirs in zip(values_and_gradients(), plain, strict=True):
         assert error(ours, theirs) < TOLERANCE
     assert len(calls) == 1
 
 
-def test_only_float32_on_a_gpu_is_fused():
-    rule = Gradient().to(DEVICE)
-    assert rule._can_be_fused(torch.zeros(3, device=DEVICE)) == (DEVICE == "cuda")
-    assert not rule._can_be_fused(torch.zeros(3, device=DEVICE, dtype=torch.float64))
-    assert not rule._can_be_fused(torch.zeros(3, device=DEVICE, dtype=torch.bfloat16))
-    assert not rule.double()._can_be_fused(torch.zeros(3, device=DEVICE))
+def test_only_float32_on_a_gpu_and_few_units_are_fused(monkeypatch):
+    mlp, x = coordinate_mlp(1, 40).to(DEVICE), torch.zeros(3, device=DEVICE)
+    assert can_be_fused(x, mlp) == (DEVICE == "cuda")
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: True))
+    assert can_be_fused(x, mlp)
+    assert not can_be_fused(x.double(), mlp)
+    assert not can_be_fused(x.bfloat16(), mlp)
+    assert not can_be_fused(x, coordinate_mlp(1, 64).to(DEVICE))
+    assert not can_be_fused(x, mlp.double())

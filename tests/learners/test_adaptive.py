@@ -14,8 +14,8 @@ from fastweights.learners import build_learner
 from fastweights.learners.adaptive import Adaptive
 from fastweights.learners.base import joined
 from fastweights.learners.registry import LearnerSettings, preset
+from fastweights.nn.coordinates import log_and_sign
 from fastweights.nn.encoders import CNN, ResNet
-from fastweights.nn.rules import log_and_sign
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.errors import UserError
 

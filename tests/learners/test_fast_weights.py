@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastweights.learners.fast_weights import PLACEMENTS, FastWeights
+from fastweights.nn.coordinates import plainly
 from fastweights.nn.encoders import CNN
 from fastweights.nn.init import SLOPE
 from fastweights.nn.rules import RULES
@@ -275,7 +276,7 @@ def test_the_gradient_rule_is_optimised_through(rule: str) -> None:
     expected = []
     for t in range(episode.tasks):
         summed = reference_errors(model, keys[t], episode.support_y[t], torch.arange(4)).sum(0)
-        fast = model.hidden.rule.map_coordinates(summed.flatten()).view_as(summed)
+        fast = plainly(summed, model.hidden.rule.mlp)
         hidden = F.leaky_relu(model.hidden.slow(queries[t]), SLOPE) + F.leaky_relu(queries[t] @ fast, SLOPE)
         expected.append(model.output.slow(hidden))
     torch.testing.assert_close(logits, torch.stack(expected))

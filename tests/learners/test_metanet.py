@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from fastweights.learners import build_learner
 from fastweights.learners.metanet import CoordinateLSTM, CoordinateMLP, MetaNet, mixed, neighbourhoods, scattered
 from fastweights.learners.registry import LearnerSettings, preset
+from fastweights.nn.coordinates import log_and_sign
 from fastweights.nn.encoders import CNN, ResNet
-from fastweights.nn.rules import log_and_sign
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.errors import UserError
 

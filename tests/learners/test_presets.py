@@ -1,5 +1,6 @@
 """Presets: the paper's hyper-parameters, pinned sizes, and that every one of them learns."""
 
+import math
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -313,6 +314,7 @@ def test_a_full_preset_fits_one_task(name: str) -> None:
 def test_both_phases_run_without_looking_into_a_tensor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake tensors have no contents: whatever would wait for one, or take its shape from one, fails."""
     monkeypatch.setattr("fastweights.learners.checks.is_at_hand", lambda x: False)  # as on a GPU
+    monkeypatch.setattr("fastweights.nn.coordinates.FEW", math.inf)  # likewise
     with FakeTensorMode():
         learner, episode = build_learner(narrow(name, slots=5)), tasks_for(name)(2)
         loss_of(learner, episode).backward()

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from fastweights.nn.rules import log_and_sign
+from fastweights.nn.coordinates import log_and_sign
 from fastweights.nn.shifts import (
     GradientMap,
     ShiftMap,
@@ -82,19 +81,3 @@ def test_read_shifts_are_weighted_sums_and_are_added_after_the_activation() -> N
     expected = sum(attention[:, :, i, None, None] * shifts[:, None, i] for i in range(4))
     torch.testing.assert_close(read_shifts(attention, shifts), expected)
     assert add_shift(torch.tensor([1.0, -1.0, -1.0]), torch.tensor([2.0, 2.0, -2.0]), 0.5).tolist() == [3.0, 1.5, -1.5]
-
-
-def test_gradients_are_mapped_by_the_fused_kernels_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by torch, in float32; not by so many units that registers do not hold them."""
-    pytest.importorskip("triton")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shift_map, gradient = GradientMap(40).to(device), torch.randn(2, 3, 4, device=device)
-    assert shift_map._can_be_fused(gradient) == gradient.is_cuda
-    plain = ShiftMap.forward(shift_map, log_and_sign(gradient))
-    monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: True))
-    assert shift_map._can_be_fused(gradient)
-    assert not shift_map._can_be_fused(gradient.double())
-    assert not GradientMap(64).to(device)._can_be_fused(gradient)
-    monkeypatch.undo()
-    monkeypatch.setattr(GradientMap, "_can_be_fused", lambda *_: True)
-    torch.testing.assert_close(shift_map(gradient), plain, rtol=1e-4, atol=1e-5)

@@ -4,10 +4,9 @@ The gradient rule sends each number x of a summed gradient, by itself, through a
 
     h1 = a(W1 f(x) + b1),    h2 = a(W2 h1 + b2),    y = w3 . h2 + b3,
 
-where f(x) is x or its logarithm and sign. `nn.rules.Gradient` is the reference; tests compare values and gradients. The
-activations, 2 H numbers per coordinate, stay in registers: forward reads x and writes y; backward reads x and the
-gradient at y, computes the activations again and writes the gradient at x. Everything is float32, matrix products as
-exactly as `PRECISION` says.
+where f(x) is x or its logarithm and sign. `nn.coordinates.plainly` is the reference. The activations, 2 H numbers per
+coordinate, stay in registers: forward reads x and writes y; backward reads x and the gradient at y, computes the
+activations again and writes the gradient at x. Everything is float32, matrix products as exactly as `PRECISION` says.
 
 The parameters' gradients are sums over all coordinates. Each program sums those of its own blocks and writes them once;
 torch adds the programs' sums, in the same order every time. Three things keep them few:
@@ -80,7 +79,7 @@ def _dot_mask(mask, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def _features(x, RANGE, FLOOR, F: tl.constexpr):
-    """The MLP's input for x, and its derivatives: (x, -) or `rules.log_and_sign`. NaN stays NaN."""
+    """The MLP's input for x, and its derivatives: (x, -) or `nn.coordinates.log_and_sign`. NaN stays NaN."""
     if F == 1:
         return x, x, tl.full(x.shape, 1.0, tl.float32), x
     small = tl.abs(x) < FLOOR

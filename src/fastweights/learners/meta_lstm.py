@@ -32,9 +32,9 @@ from fastweights.learners.checks import State
 from fastweights.learners.maml import AdaptedNetwork
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import bound_logits
+from fastweights.nn.coordinates import log_and_sign
 from fastweights.nn.encoders import images_to_float
 from fastweights.nn.init import Shapes
-from fastweights.nn.rules import log_and_sign
 from fastweights.utils.precision import full_precision
 from fastweights.utils.settings import Settings, option
 

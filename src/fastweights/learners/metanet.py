@@ -43,10 +43,10 @@ from fastweights.learners.base import Learner, joined
 from fastweights.learners.checks import State, check_labels, check_way, count_classes
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import bound_logits, draw_slots
+from fastweights.nn.coordinates import LOG_RANGE, coordinate_mlp, log_and_sign, map_coordinates
 from fastweights.nn.encoders import CNN, twin
 from fastweights.nn.init import SLOPE, Shapes, he_init
 from fastweights.nn.recurrence import lstm_layer
-from fastweights.nn.rules import Gradient, log_and_sign
 from fastweights.nn.shifts import attend, output_error
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.errors import UserError
@@ -273,19 +273,18 @@ def _before_activation(d: Tensor, a: Tensor, slope: float) -> Tensor:
     return torch.ops.aten.leaky_relu_backward(d, a, slope, False)
 
 
-class CoordinateMLP(Gradient):
+class CoordinateMLP(nn.Module):
     """m: every number of a gradient, by its logarithm and sign, to a fast weight."""
 
-    HIDDEN = 20
-
     def __init__(self, start: float = MetaNetSettings.fast_start) -> None:
-        super().__init__(preprocessed=True, first_order=True)
+        super().__init__()
+        self.mlp = coordinate_mlp(2, hidden=20)
         with torch.no_grad():
             self.mlp[-1].weight.mul_(start)  # type: ignore[operator]
 
     def forward(self, gradients: Tensor) -> Tensor:
         """Gradients (T, n, ...) of examples -> fast weights (T, n, ...)."""
-        return self.map_gradient(gradients)
+        return map_coordinates(gradients, self.mlp)
 
 
 class CoordinateLSTM(nn.Module):
@@ -307,7 +306,7 @@ class CoordinateLSTM(nn.Module):
         if self._can_be_fused(gradients):
             from fastweights.kernels.coordinate_lstm import read_coordinates  # deferred: needs a GPU and Triton
 
-            return read_coordinates(gradients, self.cell, self.readout, Gradient.LOG_RANGE)
+            return read_coordinates(gradients, self.cell, self.readout, LOG_RANGE)
         coordinates = gradients.movedim(1, 0).flatten(1).split(self.BLOCK, dim=1)
         return torch.cat([self._read(block) for block in coordinates]).view_as(gradients[:, 0])
 

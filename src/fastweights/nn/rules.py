@@ -21,11 +21,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-from fastweights.kernels.available import has_triton
 from fastweights.nn import memory
-from fastweights.nn.init import SLOPE, Shapes, he_init
+from fastweights.nn.coordinates import coordinate_mlp, map_coordinates
+from fastweights.nn.init import Shapes
 
 Trace = Mapping[str, Tensor]
 
@@ -158,29 +157,18 @@ class Gradient(Rule):
     gradient of a layer's weights is the summed outer product of its inputs and the errors at its outputs: Hebb's rule
     with errors in place of values. All of it, errors included, is optimised through; with `first_order`, as in the
     paper, gradients are constants to the optimiser, which then learns g and the slow weights alone.
-    Write n D E + 1680 D E (1720 preprocessed), read q D E, memory D E. The MLP's activations, some 160 D E floats, are
-    computed in blocks and, if there are many, again in the backward pass. On a GPU, if `fusible`, a kernel keeps them
-    in registers, in float32; that can be differentiated once only.
+    Write n D E + 1680 D E (1720 preprocessed), the latter D E and a search on a CPU (`nn.coordinates`); read q D E,
+    memory D E. On a GPU, if `fusible`, a kernel is used that can be differentiated once only.
     """
 
     needs_errors = adds_up = True
     HIDDEN = 40
-    BLOCK = 2**20
-    """Coordinates mapped at a time: 160 MiB for each of the MLP's activations in float32."""
-    LOG_RANGE = 7.0
-    """p of `log_and_sign`."""
     fusible = True
 
     def __init__(self, preprocessed: bool = False, first_order: bool = False) -> None:
         super().__init__()
-        self.preprocessed, self.first_order = preprocessed, first_order
-        self.mlp = nn.Sequential(
-            he_init(nn.Linear(2 if preprocessed else 1, self.HIDDEN), SLOPE),
-            nn.LeakyReLU(SLOPE),
-            he_init(nn.Linear(self.HIDDEN, self.HIDDEN), SLOPE),
-            nn.LeakyReLU(SLOPE),
-            he_init(nn.Linear(self.HIDDEN, 1), 1.0),
-        )
+        self.first_order = first_order
+        self.mlp = coordinate_mlp(2 if preprocessed else 1, self.HIDDEN)
 
     def trace_shapes(self, slots: int, inputs: int, outputs: int) -> Shapes:
         return {"memory": (inputs, outputs)}
@@ -193,34 +181,8 @@ class Gradient(Rule):
         return memory.read(trace["memory"], queries)
 
     def map_gradient(self, gradient: Tensor) -> Tensor:
-        """g on each number of a tensor: by the fused kernels if possible, else block by block."""
-        if self._can_be_fused(gradient):
-            from fastweights.kernels.coordinate_mlp import map_coordinates  # deferred: needs a GPU and Triton
-
-            return map_coordinates(gradient, self.mlp, SLOPE, self.LOG_RANGE)
-        blocks = gradient.flatten().split(self.BLOCK)
-        if len(blocks) == 1 or not torch.is_grad_enabled():
-            mapped = [self.map_coordinates(block) for block in blocks]
-        else:
-            # Nothing in it is random, and saving the state of the generator would wait for the device.
-            again = partial(checkpoint, self.map_coordinates, use_reentrant=False, preserve_rng_state=False)
-            mapped = [again(block) for block in blocks]
-        return torch.cat(mapped).view_as(gradient)
-
-    def _can_be_fused(self, gradient: Tensor) -> bool:
-        """Whether the fused kernels compute this: float32 on a GPU."""
-        numbers = {gradient.dtype, *(p.dtype for p in self.mlp.parameters())}
-        return self.fusible and gradient.is_cuda and numbers == {torch.float32} and has_triton()
-
-    def map_coordinates(self, gradient: Tensor) -> Tensor:
-        """g on each number of a vector."""
-        features = log_and_sign(gradient, self.LOG_RANGE) if self.preprocessed else gradient.unsqueeze(-1)
-        return self.mlp(features).squeeze(-1)
-
-
-def log_and_sign(gradient: Tensor, p: float = Gradient.LOG_RANGE) -> Tensor:
-    """(log|g| / p, sign g) where |g| >= e^-p, else (-1, e^p g), along a new last dimension: both of about unit size."""
-    return torch.stack([gradient.abs().clamp(min=math.exp(-p)).log() / p, (gradient * math.exp(p)).clamp(-1, 1)], -1)
+        """g on each number of a tensor."""
+        return map_coordinates(gradient, self.mlp, self.fusible)
 
 
 RULES: dict[str, Callable[[], Rule]] = {

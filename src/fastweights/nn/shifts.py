@@ -26,12 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.kernels.available import has_triton
-from fastweights.nn.init import SLOPE, he_init
+from fastweights.nn.coordinates import coordinate_mlp, map_coordinates
+from fastweights.nn.init import SLOPE
 from fastweights.nn.norms import unit_norm
-from fastweights.nn.rules import Gradient, log_and_sign
 
-MOST_FUSED = 64
-"""Units of an MLP that the fused kernels are made for are fewer."""
 MOST_EXAMPLES = 128
 """Examples of a task whose shifts the fused kernels read; more are left to the vendor's matrix products."""
 SIMILARITIES = ("dot", "scaled", "cosine")
@@ -46,13 +44,7 @@ class ShiftMap(nn.Module):
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(
-            he_init(nn.Linear(inputs, hidden), SLOPE),
-            nn.LeakyReLU(SLOPE),
-            he_init(nn.Linear(hidden, hidden), SLOPE),
-            nn.LeakyReLU(SLOPE),
-            he_init(nn.Linear(hidden, 1), 1.0),
-        )
+        self.mlp = coordinate_mlp(inputs, hidden)
 
     def forward(self, information: Tensor) -> Tensor:
         return self.mlp(information).squeeze(-1)
@@ -65,17 +57,7 @@ class GradientMap(ShiftMap):
         super().__init__(2, hidden)
 
     def forward(self, gradient: Tensor) -> Tensor:
-        if self._can_be_fused(gradient):
-            from fastweights.kernels.coordinate_mlp import map_coordinates  # deferred: needs a GPU and Triton
-
-            return map_coordinates(gradient, self.mlp, SLOPE, Gradient.LOG_RANGE)
-        return super().forward(log_and_sign(gradient))
-
-    def _can_be_fused(self, gradient: Tensor) -> bool:
-        """Whether the fused kernels compute this: float32 on a GPU, by so few units that registers hold them."""
-        numbers = {gradient.dtype, *(p.dtype for p in self.parameters())}
-        few = len(self.mlp[0].weight) < MOST_FUSED  # type: ignore[arg-type]
-        return few and gradient.is_cuda and numbers == {torch.float32} and has_triton()
+        return map_coordinates(gradient, self.mlp)
 
 
 def output_error(logits: Tensor, labels: Tensor) -> Tensor:
