@@ -11,7 +11,7 @@ from fastweights.kernels import coordinate_lstm
 from fastweights.kernels.coordinate_lstm import read_coordinates
 from fastweights.kernels.coordinate_mlp import Launch
 from fastweights.learners.metanet import CoordinateLSTM
-from fastweights.nn.rules import Gradient
+from fastweights.nn.coordinates import LOG_RANGE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = 5e-5 if DEVICE == "cuda" else 1e-5
@@ -51,7 +51,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def fused(lstm: CoordinateLSTM, x: Tensor) -> Tensor:
-    return read_coordinates(x, lstm.cell, lstm.readout, Gradient.LOG_RANGE)
+    return read_coordinates(x, lstm.cell, lstm.readout, LOG_RANGE)
 
 
 def error(ours: Tensor, theirs: Tensor) -> float:
