@@ -1,14 +1,13 @@
-"""Mapping coordinates by the gradient rule's MLP: the plain path against pieces on a CPU, and against fused kernels.
+"""Mapping coordinates by the gradient rule's MLP: the plain path against its straight pieces, on a CPU or a GPU.
 
-    python benchmarks/coordinates.py                                 # without a GPU: plainly and by pieces
-    python benchmarks/coordinates.py --blocks 64 128 --precisions tf32x3 --preprocessed
+    python benchmarks/coordinates.py
+    python benchmarks/coordinates.py --blocks 512 1024 --tables 16 64 --preprocessed
 
 Milliseconds of the forward pass alone and of forward and backward together, on a GPU by replays of a graph, and
 relative errors against float64: of the values, of the gradient at the coordinates, and the largest of those at the
 parameters. Where an activation is next to zero rounding decides its slope, so with millions of coordinates the
-plain path in float32 has errors in its gradients too: those are the ones to compare with. Both kernels are launched
-alike, so the best backward launch is the one with the smallest difference of the two times;
-`fastweights.kernels.coordinate_mlp.LAUNCH` has one for each.
+plain path in float32 has errors in its gradients too: those are the ones to compare with. On a GPU the kernels of
+`fastweights.kernels.coordinate_mlp` are timed as they are launched, and with other blocks, warps and tables of sums.
 """
 
 import argparse
@@ -28,8 +27,7 @@ from fastweights.nn.rules import Gradient
 SIZES = ((64, 288, 288), (64, 64, 288))
 """Tasks, key width and value width: the memories of a training step on mini-ImageNet and on Omniglot."""
 TASKS_ON_A_CPU = 4
-BLOCKS, WARPS, PROGRAMS = (64, 128, 256), (4, 8), (132, 264, 528, 1056)
-PRECISIONS = ("tf32x3", "ieee")
+BLOCKS, WARPS, TABLES = (512, 1024, 2048), (4, 8), (16, 64, 256)
 
 
 class Mapping:
@@ -94,30 +92,22 @@ def measure_ways(mapping: Mapping, exact: Sequence[Tensor], runs: int, seconds: 
 
 
 def measure_fused(
-    launches: Iterable[tuple[str, int, int, int]], mapping: Mapping, exact: Sequence[Tensor], runs: int, seconds: float
+    launches: Iterable[tuple[int, int, int]], mapping: Mapping, exact: Sequence[Tensor], runs: int, seconds: float
 ) -> Iterator[str]:
-    """A line for each precision, block, number of warps and number of programs."""
-    from triton.runtime.errors import OutOfResources  # deferred: needs Triton
-
-    from fastweights.kernels import coordinate_mlp as coordinates
+    """A line for each block, number of warps and number of tables."""
+    from fastweights.kernels import coordinate_mlp as kernels  # deferred: needs Triton
 
     mapping.rule.fusible = False
     yield measure("plain", mapping, exact, runs, seconds)
     mapping.rule.fusible = True
-    used = coordinates.PRECISION, dict(coordinates.LAUNCH)
-    yield measure(f"fused, as it is used ({used[0]})", mapping, exact, runs, seconds)
+    yield measure("by pieces, as it is used", mapping, exact, runs, seconds)
+    used = kernels.BLOCK, kernels.WARPS, kernels.TABLES
     try:
-        for precision, block, warps, programs in launches:
-            coordinates.PRECISION = precision
-            coordinates.LAUNCH |= dict.fromkeys(coordinates.LAUNCH, coordinates.Launch(block, warps, programs))
-            name = f"{precision}, block {block}, {warps} warps, {programs} programs"
-            try:
-                yield measure(name, mapping, exact, runs, seconds)
-            except OutOfResources as problem:
-                yield f"{name:44} does not fit: {str(problem).splitlines()[0]}"
+        for kernels.BLOCK, kernels.WARPS, kernels.TABLES in launches:
+            name = f"block {kernels.BLOCK}, {kernels.WARPS} warps, {kernels.TABLES} tables"
+            yield measure(name, mapping, exact, runs, seconds)
     finally:
-        coordinates.PRECISION = used[0]
-        coordinates.LAUNCH |= used[1]
+        kernels.BLOCK, kernels.WARPS, kernels.TABLES = used
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,8 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--preprocessed", action="store_true", help="give the MLP logarithms and signs")
     parser.add_argument("--blocks", type=int, nargs="+", default=BLOCKS)
     parser.add_argument("--warps", type=int, nargs="+", default=WARPS)
-    parser.add_argument("--programs", type=int, nargs="+", default=PROGRAMS)
-    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=(*PRECISIONS, "tf32"))
+    parser.add_argument("--tables", type=int, nargs="+", default=TABLES)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.05, help="how long a run is, about")
     options = parser.parse_args(arguments)
@@ -140,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         exact = mapping.exactly()
         print(f"{' x '.join(map(str, size))} coordinates, {bench.device_name(device)}, torch {torch.__version__}")
         print(f"{'':44} {'forward':>11} {'+ backward':>11}   errors: values, at x, at parameters", flush=True)
-        launches = itertools.product(options.precisions, options.blocks, options.warps, options.programs)
+        launches = itertools.product(options.blocks, options.warps, options.tables)
         how = (mapping, exact, options.runs, options.seconds)
         for line in measure_fused(launches, *how) if on_gpu else measure_ways(*how):
             print(line, flush=True)

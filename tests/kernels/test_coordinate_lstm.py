@@ -8,8 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from fastweights.kernels import coordinate_lstm
-from fastweights.kernels.coordinate_lstm import read_coordinates
-from fastweights.kernels.coordinate_mlp import Launch
+from fastweights.kernels.coordinate_lstm import Launch, read_coordinates
 from fastweights.learners.metanet import CoordinateLSTM
 from fastweights.nn.coordinates import LOG_RANGE
 

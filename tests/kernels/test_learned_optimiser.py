@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from fastweights.kernels import learned_optimiser
-from fastweights.kernels.coordinate_mlp import Launch
+from fastweights.kernels.coordinate_lstm import Launch
 from fastweights.learners.meta_lstm import LearnedOptimiser, MetaLSTM
 from fastweights.nn.encoders import CNN
 from fastweights.tasks.episodes import Episode

@@ -7,7 +7,7 @@ and reads them several times: forward reads x and writes y and, if gradients are
 its cell; backward computes the gates again from these. The product of the gradients at them with what the steps began
 with is the gradient of all weights. x is a constant.
 
-Everything is float32. Matrix products are as exact as in `coordinate_mlp`, and backward writes the gradients at the
+Everything is float32. Matrix products are those of `dot`, and backward writes the gradients at the
 gates for a product by torch, since no registers are left to sum it up. Where torch may multiply float32 on tensor cores
 (`torch.set_float32_matmul_precision`) so do the kernels, with one product where exactness takes three, activations of
 the same exactness, and weights' gradients as sums of each program's own, of products of bfloat16.
@@ -17,7 +17,7 @@ matrix for each gate has all its weights, biases included.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,7 +25,19 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fastweights.kernels.coordinate_mlp import PRECISION, Launch, _dot, _features
+from fastweights.kernels.dot import PRECISION, dot
+
+
+class Launch(NamedTuple):
+    block: int
+    """Coordinates at a time."""
+    warps: int
+    programs: int
+    """The most programs that share the blocks."""
+
+    def programs_for(self, count: int) -> int:
+        return max(1, min(self.programs, triton.cdiv(count, self.block)))
+
 
 LAUNCH = {"forward": Launch(64, 4, 132 * 2), "tf32": Launch(64, 4, 132 * 3), "backward": Launch(64, 4, 132 * 2)}
 """As many programs as registers allow at a time, forward more of them by "tf32"; not measured."""
@@ -74,10 +86,18 @@ def _gate(w_ih, w_hh, b_ih, b_hh, GATE: tl.constexpr, U: tl.constexpr, P: tl.con
 
 
 @triton.jit
+def _features(x, RANGE, FLOOR):
+    """`nn.coordinates.log_and_sign`. NaN stays NaN."""
+    small = tl.abs(x) < FLOOR
+    size = tl.where(small, FLOOR, tl.abs(x))
+    return tl.log(size) / RANGE, tl.where(small, x / FLOOR, tl.where(x < 0, -1.0, 1.0))
+
+
+@triton.jit
 def _with_features(h, x, RANGE, FLOOR, U: tl.constexpr, P: tl.constexpr):
     """States (coordinates, units), zero in the padding, with 1 and the features of x."""
     i = tl.arange(0, P)[None, :]
-    first, last, _, _ = _features(x, RANGE, FLOOR, 2)
+    first, last = _features(x, RANGE, FLOOR)
     return h + tl.where(i == U, 1.0, tl.where(i == U + 1, first[:, None], tl.where(i == U + 2, last[:, None], 0.0)))
 
 
@@ -103,9 +123,9 @@ def _forward_kernel(
         h, c = tl.zeros((BLOCK, P), tl.float32), tl.zeros((BLOCK, P), tl.float32)
         for step in range(STEPS):
             z = _with_features(h, tl.load(source + step * each, mask=inside, other=0.0), RANGE, FLOOR, U, P)
-            c = _sigmoid(_dot(z, forget, PRECISION), QUICK) * c
-            c += _sigmoid(_dot(z, enter, PRECISION), QUICK) * _tanh(_dot(z, new, PRECISION), QUICK)
-            h = _sigmoid(_dot(z, leave, PRECISION), QUICK) * _tanh(c, QUICK)
+            c = _sigmoid(dot(z, forget, PRECISION), QUICK) * c
+            c += _sigmoid(dot(z, enter, PRECISION), QUICK) * _tanh(dot(z, new, PRECISION), QUICK)
+            h = _sigmoid(dot(z, leave, PRECISION), QUICK) * _tanh(c, QUICK)
             if KEEPS:
                 row = (tl.cast(step, tl.int64) * count + at)[:, None]
                 tl.store(begun + row * Z + i[None, :], z, mask=inside[:, None] & (i < Z)[None, :])
@@ -154,23 +174,23 @@ def _backward_kernel(
             squashed = _tanh(tl.load(cells + row * U + i[None, :], mask=units, other=0.0), QUICK)
             before = tl.load(cells + (row - count) * U + i[None, :], mask=units & (row >= count), other=0.0)
             to = found + row * 4 * U + i[None, :]
-            o = _sigmoid(_dot(z, tl.trans(leave), PRECISION), QUICK)
+            o = _sigmoid(dot(z, tl.trans(leave), PRECISION), QUICK)
             dc += dh * o * (1 - squashed * squashed)
             grad = dh * squashed * o * (1 - o)
             d_leave = _of_weights(d_leave, grad, z, to + 3 * U, units, SUMS, QUICK)
-            dh = _dot(grad, leave, PRECISION)
-            e = _sigmoid(_dot(z, tl.trans(enter), PRECISION), QUICK)
-            g = _tanh(_dot(z, tl.trans(new), PRECISION), QUICK)
+            dh = dot(grad, leave, PRECISION)
+            e = _sigmoid(dot(z, tl.trans(enter), PRECISION), QUICK)
+            g = _tanh(dot(z, tl.trans(new), PRECISION), QUICK)
             grad = dc * g * e * (1 - e)
             d_enter = _of_weights(d_enter, grad, z, to, units, SUMS, QUICK)
-            dh += _dot(grad, enter, PRECISION)
+            dh += dot(grad, enter, PRECISION)
             grad = dc * e * (1 - g * g)
             d_new = _of_weights(d_new, grad, z, to + 2 * U, units, SUMS, QUICK)
-            dh += _dot(grad, new, PRECISION)
-            f = _sigmoid(_dot(z, tl.trans(forget), PRECISION), QUICK)
+            dh += dot(grad, new, PRECISION)
+            f = _sigmoid(dot(z, tl.trans(forget), PRECISION), QUICK)
             grad = dc * before * f * (1 - f)
             d_forget = _of_weights(d_forget, grad, z, to + U, units, SUMS, QUICK)
-            dh += _dot(grad, forget, PRECISION)
+            dh += dot(grad, forget, PRECISION)
             dh, dc = tl.where((i < U)[None, :], dh, 0.0), dc * f
     if SUMS:
         sums, weights = found + (tl.program_id(0) * 4 * U + i[:, None]) * Z + i[None, :], (i < U)[:, None] & (i < Z)

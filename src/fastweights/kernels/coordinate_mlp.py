@@ -1,192 +1,244 @@
-"""Mapping every coordinate of a tensor by one small MLP on a GPU: a kernel forward and a kernel backward.
+"""Mapping every coordinate of a tensor by one small MLP on a GPU, by the straight pieces that the MLP is made of.
 
 The gradient rule sends each number x of a summed gradient, by itself, through an MLP with leaky ReLU a,
 
     h1 = a(W1 f(x) + b1),    h2 = a(W2 h1 + b2),    y = w3 . h2 + b3,
 
-where f(x) is x or its logarithm and sign. `nn.coordinates.plainly` is the reference. The activations, 2 H numbers per
-coordinate, stay in registers: forward reads x and writes y; backward reads x and the gradient at y, computes the
-activations again and writes the gradient at x. Everything is float32, matrix products as exactly as `PRECISION` says.
+where f(x) is x, or its logarithm and sign. `nn.coordinates.plainly` is the reference. Along the path u that f takes (x
+itself, or from (.., -1) to (-1, -1), to (-1, 1) and to (.., 1)), y is made of straight pieces, slope u + offset. Knots
+are where some unit passes zero, on two levels: those of the first layer's units, and on each piece between two of them,
+where the second layer's units are lines, theirs. Of both there are P at most on a straight part, the last infinite.
+Pieces are numbered P k + t: the t-th on the k-th of the first level.
 
-The parameters' gradients are sums over all coordinates. Each program sums those of its own blocks and writes them once;
-torch adds the programs' sums, in the same order every time. Three things keep them few:
+Forward, a kernel sorts the knots of the first level, one finds those of the second with slope and offset of all
+pieces, and one maps each coordinate by two searches among sorted numbers; it keeps the piece. Backward, parameters'
+gradients need no more of all coordinates on a piece than the sums of dy and of u dy. So a kernel adds these up, one
+takes them through the layers, piece by piece of the first level, and torch adds up what comes out.
 
-- Units are padded to a power of two. The first one behind the H true ones is always 1, in h1 by its bias and in z2 by
-  its weight from that one, so that its column of W2 is b2.
-- Where z2 = W2 h1 (b2 included), h2 = s z2, and s is 1 or the slope. So G = sum of dy s h1' over coordinates is all
-  that the upper layers need: dW2 = diag(w3) G and, row by row, dw3 = sum_i W2_i G_i.
-- And s = slope + (1 - slope) m with a mask m of ones and zeros, which tensor cores hold exactly. E = sum of dy m h1' is
-  summed; its row of the unit that is always 1 is sum of dy h1'. The gradient at h1 comes from m in the same way.
+Sums are integers, in units of the largest summand's 2^-BITS: whatever the order of the atomic additions, they are the
+same every time. Several tables of sums keep programs that hit the same piece out of each other's way.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-PRECISION = "tf32x3"
-"""How `tl.dot` multiplies float32 on a GPU: three products on tensor cores, nearly as exact as "ieee", without them."""
-
-
-class Launch(NamedTuple):
-    block: int
-    """Coordinates at a time."""
-    warps: int
-    programs: int
-    """The most programs that share the blocks."""
-
-    def programs_for(self, count: int) -> int:
-        return max(1, min(self.programs, triton.cdiv(count, self.block)))
-
-
-LAUNCH = {"forward": Launch(128, 4, 132 * 2), "backward": Launch(64, 4, 132 * 2)}
-"""Two programs for each of an H200's 132 processors, as many as their registers allow: to within 1 % the fastest
-of blocks of 32, 64 and 128, 4 and 8 warps, 264 and 528 programs."""
+BLOCK, WARPS = 1024, 4
+"""Coordinates at a time."""
+PROGRAMS = 132 * 8
+"""The most programs that share the blocks backward."""
+TABLES = 64
+"""The most tables of sums."""
 
 
 @triton.jit
-def _parts(x):
-    """x as a sum of two numbers, the first as tensor cores hold it: 10 bits behind the point, rounded to nearest."""
-    large = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return large, x - large
-
-
-@triton.jit
-def _dot(a, b, PRECISION: tl.constexpr):
-    """The product of two matrices. Triton's own "tf32x3" splits b in a layout that needs more registers than exist."""
-    if PRECISION == "tf32x3":
-        a_large, a_small = _parts(a)
-        b_large, b_small = _parts(b)
-        product = tl.dot(a_small, b_large, input_precision="tf32")
-        product = tl.dot(a_large, b_small, product, input_precision="tf32")
-        return tl.dot(a_large, b_large, product, input_precision="tf32")
-    else:
-        return tl.dot(a, b, input_precision=PRECISION)
-
-
-@triton.jit
-def _dot_mask(mask, b, PRECISION: tl.constexpr):
-    """The same where the first matrix is of ones and zeros."""
-    if PRECISION == "tf32x3":
-        large, small = _parts(b)
-        return tl.dot(mask, large, tl.dot(mask, small, input_precision="tf32"), input_precision="tf32")
-    else:
-        return tl.dot(mask, b, input_precision=PRECISION)
-
-
-@triton.jit
-def _features(x, RANGE, FLOOR, F: tl.constexpr):
-    """The MLP's input for x, and its derivatives: (x, -) or `nn.coordinates.log_and_sign`. NaN stays NaN."""
+def _path(u, F: tl.constexpr):
+    """The MLP's first and last input around the place u, as slope u + offset: both slopes, both offsets."""
+    zero = tl.where(u < 0, 0.0, 0.0)  # of u's shape, and where u is infinite, too
     if F == 1:
-        return x, x, tl.full(x.shape, 1.0, tl.float32), x
+        return zero + 1, zero, zero, zero
+    outside, side = tl.abs(u) > 1, tl.where(u < 0, -1.0, 1.0)
+    return (
+        tl.where(outside, side, 0.0), tl.where(outside, zero, 1.0),
+        tl.where(outside, -2.0, -1.0), tl.where(outside, side, 0.0),
+    )  # fmt: skip
+
+
+@triton.jit
+def _place(x, RANGE, FLOOR, F: tl.constexpr):
+    """The place u of a number on the path, and du/dx. NaN stays NaN."""
+    if F == 1:
+        return x, tl.full(x.shape, 1.0, tl.float32)
     small = tl.abs(x) < FLOOR
     size = tl.where(small, FLOOR, tl.abs(x))
-    sign = tl.where(x < 0, -1.0, 1.0)
-    slope = tl.where(small, 0.0, sign / (RANGE * size))
-    return tl.log(size) / RANGE, tl.where(small, x / FLOOR, sign), slope, tl.where(small, 1 / FLOOR, 0.0)
+    side = tl.where(x < 0, -1.0, 1.0)
+    u = tl.where(small, x / FLOOR, side * (tl.log(size) / RANGE + 2))
+    return u, tl.where(small, 1 / FLOOR, 1 / (RANGE * size))
 
 
 @triton.jit
-def _first_layer(weight, bias, F: tl.constexpr, H: tl.constexpr, P: tl.constexpr):
-    """The weights of the first and of the last feature, and the biases; unit H is always 1."""
-    i = tl.arange(0, P)
+def _between(left, right):
+    """A point between two knots, one of which or both may be infinite."""
+    inf = float("inf")
+    middle = tl.where(left == -inf, right - 1 - tl.abs(right), (left + right) / 2)
+    middle = tl.where(right == inf, left + 1 + tl.abs(left), middle)
+    return tl.where((left == -inf) & (right == inf), 0.0, middle)
+
+
+@triton.jit
+def _first_layer(weight, bias, i, F: tl.constexpr, H: tl.constexpr):
+    """Weights of the first and of the last input, and biases, of the units i; zero behind the H-th."""
     w = tl.load(weight + F * i, mask=i < H, other=0.0)
-    v = tl.load(weight + F * i + F - 1, mask=i < H, other=0.0)
-    return w, v, tl.where(i == H, 1.0, tl.load(bias + i, mask=i < H, other=0.0))
+    v = tl.load(weight + F * i + F - 1, mask=(i < H) & (F == 2), other=0.0)
+    return w, v, tl.load(bias + i, mask=i < H, other=0.0)
 
 
 @triton.jit
-def _second_layer(weight, bias, H: tl.constexpr, P: tl.constexpr):
-    """The weights (to, from), with the biases as the weights from unit H, and unit H as nothing but that one."""
-    j, i = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
-    w = tl.load(weight + H * j + i, mask=(j < H) & (i < H), other=0.0)
-    return tl.where(i == H, tl.where(j == H, 1.0, tl.load(bias + j, mask=j < H, other=0.0)), w)
-
-
-@triton.jit
-def _first_units(first, last, w, v, b, SLOPE, F: tl.constexpr):
-    z = first[:, None] * w[None, :] + b[None, :]
+def _knots_kernel(w1, b1, knots, F: tl.constexpr, H: tl.constexpr, P: tl.constexpr, K: tl.constexpr):
+    """The knots of the first level, ascending, K of them: infinite ones at the end."""
+    inf = float("inf")
+    n = tl.arange(0, K)
+    i, part = n % P, n // P  # units, and the straight parts of the path
+    w, v, b = _first_layer(w1, b1, i, F, H)
+    left, right = tl.where(part < 0, 0.0, -inf), tl.where(part < 0, 0.0, inf)
     if F == 2:
-        z += last[:, None] * v[None, :]
-    return tl.where(z > 0, z, SLOPE * z)
+        left = tl.where(part == 0, -inf, tl.where(part == 1, -1.0, 1.0))
+        right = tl.where(part == 0, -1.0, tl.where(part == 1, 1.0, inf))
+    first, last, first_offset, last_offset = _path(_between(left, right), F)
+    zero = -(w * first_offset + v * last_offset + b) / (w * first + v * last)
+    found = tl.where((i < H) & (part < 3) & (zero > left) & (zero < right), zero, inf)
+    if F == 2:  # the path's own corners
+        found = tl.where(n == 3 * P, -1.0, tl.where(n == 3 * P + 1, 1.0, found))
+    tl.store(knots + n, tl.sort(found))
 
 
 @triton.jit
-def _forward_kernel(
-    x, w1, b1, w2, b2, w3, b3, y, count, SLOPE, RANGE, FLOOR,
-    F: tl.constexpr, H: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+def _lines(w1, b1, w2, b2, knots, k, SLOPE, F: tl.constexpr, H: tl.constexpr, P: tl.constexpr):
+    """On piece k of the first level: its ends, its path, the first layer's slopes by activation, its outputs' lines s
+    and o, the second layer's weights (to, from) and its lines a and c before activation."""
+    inf = float("inf")
+    left = tl.load(knots + k - 1, mask=k > 0, other=-inf)
+    right = tl.load(knots + k)
+    at = _between(left, right)
+    path = _path(at, F)
+    i, j = tl.arange(0, P), tl.arange(0, P)
+    w, v, b = _first_layer(w1, b1, i, F, H)
+    s, o = w * path[0] + v * path[1], w * path[2] + v * path[3] + b
+    active = tl.where(s * at + o > 0, 1.0, SLOPE)
+    s, o = s * active, o * active
+    second = tl.load(w2 + H * j[:, None] + i[None, :], mask=(j[:, None] < H) & (i[None, :] < H), other=0.0)
+    a = tl.sum(second * s[None, :], axis=1)
+    c = tl.sum(second * o[None, :], axis=1) + tl.load(b2 + j, mask=j < H, other=0.0)
+    return left, right, path, active, s, o, second, a, c
+
+
+@triton.jit
+def _active(inner, left, right, a, c, k, SLOPE, P: tl.constexpr):
+    """The second layer's slopes by activation on the pieces of piece k: (pieces, units)."""
+    inf = float("inf")
+    t = tl.arange(0, P)
+    first = tl.load(inner + P * k + t - 1, mask=t > 0, other=-inf)
+    last = tl.load(inner + P * k + t)
+    at = _between(tl.maximum(first, left), tl.minimum(last, right))
+    return tl.where(a[None, :] * at[:, None] + c[None, :] > 0, 1.0, SLOPE)
+
+
+@triton.jit
+def _table_kernel(
+    w1, b1, w2, b2, w3, b3, knots, inner, table, SLOPE, F: tl.constexpr, H: tl.constexpr, P: tl.constexpr
+):
+    """On a piece of the first level: the knots of the second, ascending, and slope and offset between them."""
+    k = tl.program_id(0)
+    left, right, _, _, _, _, _, a, c = _lines(w1, b1, w2, b2, knots, k, SLOPE, F, H, P)
+    t = tl.arange(0, P)
+    zero = -c / a
+    zero = tl.where((t < H) & (zero > left) & (zero < right), zero, float("inf"))
+    earlier = (zero[None, :] < zero[:, None]) | ((zero[None, :] == zero[:, None]) & (t[None, :] < t[:, None]))
+    tl.store(inner + P * k + tl.sum(earlier.to(tl.int32), axis=1), zero)
+    tl.debug_barrier()  # threads read what others have written
+    out = _active(inner, left, right, a, c, k, SLOPE, P) * tl.load(w3 + t, mask=t < H, other=0.0)[None, :]
+    tl.store(table + 2 * (P * k + t), tl.sum(out * a[None, :], axis=1))
+    tl.store(table + 2 * (P * k + t) + 1, tl.sum(out * c[None, :], axis=1) + tl.load(b3))
+
+
+@triton.jit
+def _search(knots, u, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """How many of the sorted numbers are less, of which the last is not. COUNT is 2, 4, 8, ... up to 256."""
+    found = tl.zeros((BLOCK,), tl.int32)
+    for level in tl.static_range(8):
+        half = COUNT >> (level + 1)
+        if half > 0:
+            found += tl.where(tl.load(knots + found + half - 1) < u, half, 0)
+    return found
+
+
+@triton.jit
+def _map_kernel(
+    x, knots, inner, table, y, piece, count, RANGE, FLOOR,
+    F: tl.constexpr, P: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    w, v, b = _first_layer(w1, b1, F, H, P)
-    up = tl.trans(_second_layer(w2, b2, H, P))
-    i = tl.arange(0, P)
-    out, shift = tl.load(w3 + i, mask=i < H, other=0.0), tl.load(b3)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    u, _ = _place(tl.load(x + at, mask=inside, other=0.0), RANGE, FLOOR, F)
+    k = _search(knots, u, K, BLOCK)
+    number = P * k + _search(inner + P * k, u, P, BLOCK)
+    tl.store(y + at, tl.load(table + 2 * number) * u + tl.load(table + 2 * number + 1), mask=inside)
+    tl.store(piece + at, number.to(tl.int16), mask=inside)
+
+
+@triton.jit
+def _largest_kernel(x, dy, largest, count, RANGE, FLOOR, F: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest |dy| and |u dy|, as the bits of floats, which are ordered as integers are; NaN is above all."""
+    of_dy, of_udy = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = at < count
-        first, last, _, _ = _features(tl.load(x + at, mask=inside, other=0.0), RANGE, FLOOR, F)
-        h1 = _first_units(first, last, w, v, b, SLOPE, F)
-        z2 = _dot(h1, up, PRECISION)
-        h2 = tl.where(z2 > 0, z2, SLOPE * z2)
-        tl.store(y + at, tl.sum(h2 * out[None, :], axis=1) + shift, mask=inside)
+        u, _ = _place(tl.load(x + at, mask=inside, other=0.0), RANGE, FLOOR, F)
+        d = tl.load(dy + at, mask=inside, other=0.0)
+        of_dy = tl.maximum(of_dy, tl.abs(d), propagate_nan=tl.PropagateNan.ALL)
+        of_udy = tl.maximum(of_udy, tl.abs(u * d), propagate_nan=tl.PropagateNan.ALL)
+    tl.atomic_max(largest, tl.max(of_dy.to(tl.int32, bitcast=True), axis=0))
+    tl.atomic_max(largest + 1, tl.max(of_udy.to(tl.int32, bitcast=True), axis=0))
 
 
 @triton.jit
-def _backward_kernel(
-    x, w1, b1, w2, b2, w3, dy, dx, partial, count, SLOPE, RANGE, FLOOR,
-    F: tl.constexpr, H: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+def _sums_kernel(
+    x, dy, piece, table, largest, dx, sums, count, tables, BITS, RANGE, FLOOR,
+    F: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`partial` has a row for each program: its sums of the gradients of w1, b1, w2, b2, w3 and b3, end to end."""
-    w, v, b = _first_layer(w1, b1, F, H, P)
-    second = _second_layer(w2, b2, H, P)
-    i = tl.arange(0, P)
-    out = tl.load(w3 + i, mask=i < H, other=0.0)
-    down = out[:, None] * second
-    down = tl.where(i[:, None] == H, SLOPE * tl.sum(down, axis=0)[None, :], (1 - SLOPE) * down)
-    up, total = tl.trans(second), tl.zeros((P, P), dtype=tl.float32)
-    dw, dv, db = tl.zeros((P,), tl.float32), tl.zeros((P,), tl.float32), tl.zeros((P,), tl.float32)
+    """The gradient at x, and for each piece the sums of dy and u dy."""
+    mine = sums + (tl.program_id(0) % tables).to(tl.int64) * 2 * PIECES
+    dy_most = tl.load(largest).to(tl.float32, bitcast=True)
+    udy_most = tl.load(largest + 1).to(tl.float32, bitcast=True)
+    of_dy, of_udy = tl.where(dy_most > 0, BITS / dy_most, 0.0), tl.where(udy_most > 0, BITS / udy_most, 0.0)
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
         at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = at < count
-        first, last, first_slope, last_slope = _features(tl.load(x + at, mask=inside, other=0.0), RANGE, FLOOR, F)
-        h1 = _first_units(first, last, w, v, b, SLOPE, F)
-        mask = tl.where(_dot(h1, up, PRECISION) > 0, 1.0, 0.0)
-        d = tl.load(dy + at, mask=inside, other=0.0)  # zero behind the last coordinate, and so all that follows from it
-        total += _dot_mask(tl.trans(mask), d[:, None] * h1, PRECISION)
-        d1 = d[:, None] * _dot_mask(mask, down, PRECISION)
-        d1 = tl.where(h1 > 0, d1, SLOPE * d1)
-        dw += tl.sum(d1 * first[:, None], axis=0)
-        db += tl.sum(d1, axis=0)
-        to_x = first_slope * tl.sum(d1 * w[None, :], axis=1)
-        if F == 2:
-            dv += tl.sum(d1 * last[:, None], axis=0)
-            to_x += last_slope * tl.sum(d1 * v[None, :], axis=1)
-        tl.store(dx + at, to_x, mask=inside)
-    always = tl.sum(tl.where(i[:, None] == H, total, 0.0), axis=0)
-    total = SLOPE * always[None, :] + (1 - SLOPE) * total
-    row = partial + tl.program_id(0) * (H * (F + H + 3) + 1)
-    tl.store(row + F * i, dw, mask=i < H)
+        u, du = _place(tl.load(x + at, mask=inside, other=0.0), RANGE, FLOOR, F)
+        d = tl.load(dy + at, mask=inside, other=0.0)
+        number = tl.load(piece + at, mask=inside, other=0).to(tl.int32)
+        tl.store(dx + at, tl.load(table + 2 * number) * d * du, mask=inside)
+        tl.atomic_add(mine + 2 * number, (d * of_dy).to(tl.int64), mask=inside)
+        tl.atomic_add(mine + 2 * number + 1, (u * d * of_udy).to(tl.int64), mask=inside)
+
+
+@triton.jit
+def _parameters_kernel(
+    w1, b1, w2, b2, w3, knots, inner, sums, largest, partial, tables, BITS, SLOPE,
+    F: tl.constexpr, H: tl.constexpr, P: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """A row of `partial` for each piece of the first level: gradients of w1, b1, w2, b2, w3 and b3, end to end."""
+    k = tl.program_id(0)
+    left, right, path, active, s, o, second, a, c = _lines(w1, b1, w2, b2, knots, k, SLOPE, F, H, P)
+    out = _active(inner, left, right, a, c, k, SLOPE, P)
+    t, i = tl.arange(0, P), tl.arange(0, P)
+    dy, udy = tl.zeros((P,), tl.int64), tl.zeros((P,), tl.int64)
+    for one in range(tables):
+        dy += tl.load(sums + 2 * (one * PIECES + P * k + t))
+        udy += tl.load(sums + 2 * (one * PIECES + P * k + t) + 1)
+    dy = dy.to(tl.float32) * (tl.load(largest).to(tl.float32, bitcast=True) / BITS)
+    udy = udy.to(tl.float32) * (tl.load(largest + 1).to(tl.float32, bitcast=True) / BITS)
+    slope, offset = tl.sum(out * udy[:, None], axis=0), tl.sum(out * dy[:, None], axis=0)
+    weight = tl.load(w3 + i, mask=i < H, other=0.0)
+    da, dc = weight * slope, weight * offset
+    ds = tl.sum(second * da[:, None], axis=0) * active
+    do = tl.sum(second * dc[:, None], axis=0) * active
+    row = partial + k * (H * (F + H + 3) + 1)
+    tl.store(row + F * i, ds * path[0] + do * path[2], mask=i < H)
     if F == 2:
-        tl.store(row + F * i + 1, dv, mask=i < H)
-    tl.store(row + F * H + i, db, mask=i < H)
+        tl.store(row + F * i + 1, ds * path[1] + do * path[3], mask=i < H)
+    tl.store(row + F * H + i, do, mask=i < H)
     row += (F + 1) * H
-    to = tl.where(i[None, :] == H, H * H + i[:, None], H * i[:, None] + i[None, :])
-    tl.store(row + to, out[:, None] * total, mask=(i[:, None] < H) & (i[None, :] <= H))
-    row += (H + 1) * H
-    tl.store(row + i, tl.sum(second * total, axis=1), mask=i < H)
-    tl.store(row + i, always, mask=i == H)  # sum of dy, as h1 of that unit is 1
-
-
-def _options(w1: Tensor, slope: float, log_range: float, launch: Launch) -> dict[str, Any]:
-    """Constants of both kernels and how to launch them. At least one unit is padding."""
-    units, features = w1.shape
-    return {
-        "SLOPE": slope, "RANGE": log_range, "FLOOR": math.exp(-log_range),
-        "F": features, "H": units, "P": max(16, triton.next_power_of_2(units + 1)),
-        "BLOCK": launch.block, "PRECISION": PRECISION, "num_warps": launch.warps,
-    }  # fmt: skip
+    both = (i[:, None] < H) & (i[None, :] < H)
+    tl.store(row + H * i[:, None] + i[None, :], da[:, None] * s[None, :] + dc[:, None] * o[None, :], mask=both)
+    row += H * H
+    tl.store(row + i, dc, mask=i < H)
+    tl.store(row + H + i, slope * a + offset * c, mask=i < H)
+    tl.store(row + 2 * H, tl.sum(dy, axis=0))
 
 
 class MapCoordinates(torch.autograd.Function):
@@ -196,12 +248,21 @@ class MapCoordinates(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *parameters_and_constants: Any) -> Tensor:
         *parameters, slope, log_range = parameters_and_constants
         x, parameters = x.contiguous(), [p.contiguous() for p in parameters]
-        ctx.save_for_backward(x, *parameters)
-        ctx.slope, ctx.log_range = slope, log_range
-        y, launch = torch.empty_like(x), LAUNCH["forward"]
-        _forward_kernel[(launch.programs_for(x.numel()),)](
-            x, *parameters, y, x.numel(), **_options(parameters[0], slope, log_range, launch)
-        )
+        units, features = parameters[0].shape
+        most = triton.next_power_of_2(units + 1)  # of a layer's knots on a straight part, of which one is infinite
+        first, pieces = (most, most) if features == 1 else (4 * most, 3 * most + 3)  # three parts, two corners
+        sizes = {"F": features, "H": units, "P": most}
+        knots, inner, table = x.new_empty(first), x.new_empty(pieces, most), x.new_empty(pieces, most, 2)
+        _knots_kernel[(1,)](*parameters[:2], knots, **sizes, K=first)
+        _table_kernel[(pieces,)](*parameters, knots, inner, table, slope, **sizes)
+        y, piece = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int16, device=x.device)
+        if x.numel():
+            _map_kernel[(triton.cdiv(x.numel(), BLOCK),)](
+                x, knots, inner, table, y, piece, x.numel(), log_range, math.exp(-log_range),
+                F=features, P=most, K=first, BLOCK=BLOCK, num_warps=WARPS,
+            )  # fmt: skip
+        ctx.save_for_backward(x, piece, knots, inner, table, *parameters)
+        ctx.slope, ctx.log_range, ctx.sizes = slope, log_range, sizes
         return y
 
     @staticmethod
@@ -213,16 +274,28 @@ class MapCoordinates(torch.autograd.Function):
                 "coordinates mapped by the fused kernels can be differentiated once only: set the gradient rule's "
                 "`fusible` to False before asking for gradients with create_graph=True"
             )
-        x, *parameters = ctx.saved_tensors
-        dx, launch = torch.empty_like(x), LAUNCH["backward"]
-        programs, sizes = launch.programs_for(x.numel()), [p.numel() for p in parameters]
-        partial = torch.empty(programs, sum(sizes), device=x.device)
-        _backward_kernel[(programs,)](
-            x, *parameters[:-1], grads[0].contiguous(), dx, partial, x.numel(),
-            **_options(parameters[0], ctx.slope, ctx.log_range, launch),
+        x, piece, knots, inner, table, *parameters = ctx.saved_tensors
+        dy, dx, count, pieces = grads[0].contiguous(), torch.empty_like(x), x.numel(), inner.numel()
+        programs = min(PROGRAMS, triton.cdiv(count, BLOCK))
+        tables = max(1, min(TABLES, programs))
+        bits = 2.0 ** (62 - count.bit_length())
+        largest = torch.zeros(2, dtype=torch.int32, device=x.device)
+        sums = torch.zeros(tables, pieces, 2, dtype=torch.int64, device=x.device)
+        if count:
+            path = {"RANGE": ctx.log_range, "FLOOR": math.exp(-ctx.log_range), "F": ctx.sizes["F"]}
+            launch = {"BLOCK": BLOCK, "num_warps": WARPS}
+            _largest_kernel[(programs,)](x, dy, largest, count, **path, **launch)
+            _sums_kernel[(programs,)](
+                x, dy, piece, table, largest, dx, sums, count, tables, bits, **path, PIECES=pieces, **launch
+            )
+        lengths = [p.numel() for p in parameters]
+        partial = x.new_empty(len(inner), sum(lengths))
+        _parameters_kernel[(len(inner),)](
+            *parameters[:-1], knots, inner, sums, largest, partial, tables, bits, ctx.slope,
+            **ctx.sizes, PIECES=pieces,
         )  # fmt: skip
-        sums = partial.sum(0).split(sizes)
-        return dx, *(s.view_as(p) for s, p in zip(sums, parameters, strict=True)), None, None
+        found = partial.sum(0).split(lengths)
+        return dx, *(g.view_as(p) for g, p in zip(found, parameters, strict=True)), None, None
 
 
 def map_coordinates(x: Tensor, mlp: nn.Module, slope: float, log_range: float) -> Tensor:

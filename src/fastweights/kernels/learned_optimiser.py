@@ -17,8 +17,17 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fastweights.kernels.coordinate_lstm import EXACT, _of_weights, _sigmoid, _tanh, may_be_quick, precision_of_products
-from fastweights.kernels.coordinate_mlp import Launch, _dot, _features
+from fastweights.kernels.coordinate_lstm import (
+    EXACT,
+    Launch,
+    _features,
+    _of_weights,
+    _sigmoid,
+    _tanh,
+    may_be_quick,
+    precision_of_products,
+)
+from fastweights.kernels.dot import dot
 
 LAUNCH = {"forward": Launch(64, 4, 132 * 3), "backward": Launch(64, 4, 132 * 2)}
 """As `coordinate_lstm` has it; not measured."""
@@ -54,8 +63,8 @@ def _gate(w_ih, w_hh, b_ih, b_hh, GATE: tl.constexpr, U: tl.constexpr, P: tl.con
 def _with_features(h, gradient, loss, RANGE, FLOOR, U: tl.constexpr, P: tl.constexpr):
     """States (coordinates, units), zero in the padding, with 1 and the features of gradient and loss."""
     i = tl.arange(0, P)[None, :]
-    size, sign, _, _ = _features(gradient, RANGE, FLOOR, 2)
-    loss_size, loss_sign, _, _ = _features(loss, RANGE, FLOOR, 2)
+    size, sign = _features(gradient, RANGE, FLOOR)
+    loss_size, loss_sign = _features(loss, RANGE, FLOOR)
     z = h + tl.where(i == U, 1.0, tl.where(i == U + 1, size[:, None], tl.where(i == U + 2, sign[:, None], 0.0)))
     return z + tl.where(i == U + 3, loss_size[:, None], tl.where(i == U + 4, loss_sign[:, None], 0.0))
 
@@ -93,9 +102,9 @@ def _step_kernel(
         z = tl.load(states + read, mask=units & known[:, None], other=0.0)
         z = _with_features(z, g, loss, RANGE, FLOOR, U, P)
         c = tl.load(cells + read, mask=units & known[:, None], other=0.0)
-        c = _sigmoid(_dot(z, forget, PRECISION), QUICK) * c
-        c += _sigmoid(_dot(z, enter, PRECISION), QUICK) * _tanh(_dot(z, new, PRECISION), QUICK)
-        h = _sigmoid(_dot(z, leave, PRECISION), QUICK) * _tanh(c, QUICK)
+        c = _sigmoid(dot(z, forget, PRECISION), QUICK) * c
+        c += _sigmoid(dot(z, enter, PRECISION), QUICK) * _tanh(dot(z, new, PRECISION), QUICK)
+        h = _sigmoid(dot(z, leave, PRECISION), QUICK) * _tanh(c, QUICK)
         tl.store(cells + write, c, mask=units)
         tl.store(states + write, h, mask=units)
         w = tl.load(weights + at, mask=inside, other=0.0)
@@ -156,23 +165,23 @@ def _back_kernel(
             to = found + row * 4 * U + i[None, :]
             if not SUMS:
                 tl.store(begun + row * Z + i[None, :], z, mask=inside[:, None] & (i < Z)[None, :])
-            o = _sigmoid(_dot(z, tl.trans(leave), PRECISION), QUICK)
+            o = _sigmoid(dot(z, tl.trans(leave), PRECISION), QUICK)
             dc += dh * o * (1 - squashed * squashed)
             grad = dh * squashed * o * (1 - o)
             d_leave = _of_weights(d_leave, grad, z, to + 3 * U, units, SUMS, QUICK)
-            dh = _dot(grad, leave, PRECISION)
-            e = _sigmoid(_dot(z, tl.trans(enter), PRECISION), QUICK)
-            n = _tanh(_dot(z, tl.trans(new), PRECISION), QUICK)
+            dh = dot(grad, leave, PRECISION)
+            e = _sigmoid(dot(z, tl.trans(enter), PRECISION), QUICK)
+            n = _tanh(dot(z, tl.trans(new), PRECISION), QUICK)
             grad = dc * n * e * (1 - e)
             d_enter = _of_weights(d_enter, grad, z, to, units, SUMS, QUICK)
-            dh += _dot(grad, enter, PRECISION)
+            dh += dot(grad, enter, PRECISION)
             grad = dc * e * (1 - n * n)
             d_new = _of_weights(d_new, grad, z, to + 2 * U, units, SUMS, QUICK)
-            dh += _dot(grad, new, PRECISION)
-            kept = _sigmoid(_dot(z, tl.trans(forget), PRECISION), QUICK)
+            dh += dot(grad, new, PRECISION)
+            kept = _sigmoid(dot(z, tl.trans(forget), PRECISION), QUICK)
             grad = dc * before * kept * (1 - kept)
             d_forget = _of_weights(d_forget, grad, z, to + U, units, SUMS, QUICK)
-            dh += _dot(grad, forget, PRECISION)
+            dh += dot(grad, forget, PRECISION)
             dh, dc = tl.where((i < U)[None, :], dh, 0.0), dc * kept
         tl.store(d_start + at, dw, mask=inside)
     if SUMS:

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastweights.kernels.coordinate_mlp import PRECISION, _dot
+from fastweights.kernels.dot import PRECISION, dot
 
 
 class Launch(NamedTuple):
@@ -84,7 +84,7 @@ def _forward_kernel(
         w = tl.load(attention + query[:, None] * examples + i[None, :], mask=known[:, None] & there[None, :], other=0.0)
         at, valid = query[:, None] * units + u[None, :], known[:, None] & inside[None, :]
         x = tl.load(a + at, mask=valid, other=0.0).to(tl.float32)
-        h = _activated(x, SLOPE) + _activated(_dot(w, v, PRECISION), SLOPE)
+        h = _activated(x, SLOPE) + _activated(dot(w, v, PRECISION), SLOPE)
         tl.store(out + at, h.to(out.dtype.element_ty), mask=valid)
 
 
@@ -114,9 +114,9 @@ def _backward_kernel(
         x = tl.load(a + at, mask=valid, other=0.0).to(tl.float32)
         g = tl.load(grad + at, mask=valid, other=0.0).to(tl.float32)  # zero beyond the edges, and so all d there
         tl.store(da + at, tl.where(x > 0, g, SLOPE * g).to(da.dtype.element_ty), mask=valid)
-        d = tl.where(_dot(tl.trans(v), tl.trans(w), PRECISION) > 0, g, SLOPE * g)
-        total += _dot(d, w, PRECISION)
-        tl.store(sums + q[None, :] * examples + i[:, None], _dot(v, d, PRECISION), mask=tl.trans(of_row))
+        d = tl.where(dot(tl.trans(v), tl.trans(w), PRECISION) > 0, g, SLOPE * g)
+        total += dot(d, w, PRECISION)
+        tl.store(sums + q[None, :] * examples + i[:, None], dot(v, d, PRECISION), mask=tl.trans(of_row))
     if TWO_KINDS:
         first = tl.trans(active)
         sums += queries * examples + i

@@ -1,14 +1,13 @@
 """Small MLPs that map every coordinate of a tensor by itself: gradients to fast weights, or errors to shifts.
 
-Such an MLP has three layers with leaky ReLU. In goes one number, or its logarithm and sign, and out comes one. On a GPU
-a kernel keeps its activations in registers. On a CPU `map_coordinates` makes use of what it is, whatever its weights: a
-function of one number made of straight pieces,
+Such an MLP has three layers with leaky ReLU. In goes one number, or its logarithm and sign, and out comes one.
+`map_coordinates` makes use of what it is, whatever its weights: a function of one number made of straight pieces,
 
     y = slope_k x + offset_k    between two knots, at each of which some unit passes zero.
 
 Of the 80 units of the gradient rule come some 80 knots. So a coordinate costs a search among knots and a
 multiplication, not 1,680 of these and 160 activations to keep; and of all coordinates on a piece, the gradients of the
-weights need no more than the sums of dy and of x dy. `plainly` is the reference.
+weights need no more than the sums of dy and of x dy. On a GPU kernels do this. `plainly` is the reference.
 """
 
 import math
@@ -24,7 +23,7 @@ from fastweights.nn.init import SLOPE, he_init
 LOG_RANGE = 7.0
 """p of `log_and_sign`."""
 MOST_FUSED = 64
-"""Units of a layer that the kernels are made for are fewer."""
+"""Units of a layer that the kernels have room for are fewer."""
 FEW = 8_192
 """Coordinates, of which the MLP takes no longer than finding its pieces."""
 
@@ -57,7 +56,7 @@ def map_coordinates(x: Tensor, mlp: nn.Sequential, fusible: bool = True) -> Tens
 
 
 def can_be_fused(x: Tensor, mlp: nn.Sequential) -> bool:
-    """Whether the kernels compute this: float32 on a GPU, by so few units that registers hold them."""
+    """Whether the kernels compute this: float32 on a GPU, by few units."""
     parameters = list(mlp.parameters())
     dtypes = {x.dtype, *(p.dtype for p in parameters)}
     return x.is_cuda and dtypes == {torch.float32} and len(parameters[0]) < MOST_FUSED and has_triton()
