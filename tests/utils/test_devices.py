@@ -8,7 +8,7 @@ from fastweights.learners import saved as saved_files
 from fastweights.learners.saved import load_state, save_state
 from fastweights.training.loop import Training
 from fastweights.training.settings import TrainSettings
-from fastweights.utils.devices import find_device
+from fastweights.utils.devices import MPS_LIMIT, check_whole, find_device
 from fastweights.utils.errors import UserError
 
 ABSENT = "cuda:99"
@@ -41,3 +41,14 @@ def test_no_other_device_is_promised(dataset, learner_settings, train_settings, 
 def test_names_of_no_device(name, says):
     with pytest.raises(UserError, match=says):
         find_device(name)
+
+
+def test_a_part_of_a_gpu_records_nothing(monkeypatch):
+    gpu = torch.device("cuda")
+    check_whole(gpu)
+    monkeypatch.setenv(MPS_LIMIT, "100")
+    check_whole(gpu)
+    monkeypatch.setenv(MPS_LIMIT, "40")
+    check_whole(torch.device("cpu"))
+    with pytest.raises(UserError, match=f"^{MPS_LIMIT} is 40: .*unset it"):
+        check_whole(gpu)
