@@ -18,6 +18,7 @@ from fastweights.classifier.models import shipped_models
 from fastweights.cli.bench import table
 from fastweights.learners import build_learner, preset
 from fastweights.nn import coordinates
+from fastweights.nn.rules import Gradient
 from fastweights.training.loop import Training
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.errors import UserError
@@ -228,18 +229,20 @@ def test_the_benchmark_of_coordinates_compares_ways_on_a_cpu(capsys):
     assert used == coordinates.FEW
 
 
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")  # infinite knots, interpreted
 def test_the_benchmark_of_coordinates_times_every_launch(monkeypatch):
     pytest.importorskip("triton")
-    script = load("coordinates.py")
+    from fastweights.kernels import coordinate_mlp as kernels
+
+    script, used = load("coordinates.py"), (kernels.BLOCK, kernels.WARPS, kernels.TABLES)
+    monkeypatch.setattr(Gradient, "HIDDEN", 3)
     monkeypatch.setattr(coordinates, "can_be_fused", lambda x, _: x.dtype == torch.float32)  # interpreted
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mapping = script["draw"]((2, 3, 5), False, device)
-    launches = [("tf32x3", 16, 4, 1), ("ieee", 32, 4, 2)]
-    lines = list(script["measure_fused"](launches, mapping, mapping.exactly(), 1, 0.001))
-    assert len(lines) == 4
-    assert lines[0].startswith("plain")
-    assert "ieee, block 32, 4 warps, 2 programs" in lines[3]
-    assert "tf32x3, block 16" in lines[2]
+    lines = list(script["measure_fused"]([(16, 4, 1), (32, 8, 2)], mapping, mapping.exactly(), 1, 0.001))
+    names = [line.split("  ")[0] for line in lines]
+    assert names == ["plain", "by pieces, as it is used", "block 16, 4 warps, 1 tables", "block 32, 8 warps, 2 tables"]
+    assert used == (kernels.BLOCK, kernels.WARPS, kernels.TABLES)
 
 
 def test_planar_images_are_the_same_images():
