@@ -103,9 +103,9 @@ def measure_fused(
     yield measure("by pieces, as it is used", mapping, exact, runs, seconds)
     used = kernels.BLOCK, kernels.WARPS, kernels.TABLES
     try:
-        for kernels.BLOCK, kernels.WARPS, kernels.TABLES in launches:
-            name = f"block {kernels.BLOCK}, {kernels.WARPS} warps, {kernels.TABLES} tables"
-            yield measure(name, mapping, exact, runs, seconds)
+        for block, warps, tables in launches:
+            kernels.BLOCK, kernels.WARPS, kernels.TABLES = block, warps, tables
+            yield measure(f"block {block}, {warps} warps, {tables} tables", mapping, exact, runs, seconds)
     finally:
         kernels.BLOCK, kernels.WARPS, kernels.TABLES = used
 

@@ -106,6 +106,10 @@ def test_as_many_units_as_the_rule_has(monkeypatch):
     compare(rule, draw(rule, 20))
 
 
+def test_sums_of_large_numbers_do_not_overflow(rule):
+    compare(rule, torch.tensor([1e6, -1e5, 3e3, 1e6], device=DEVICE, requires_grad=True))
+
+
 def test_a_gradient_that_is_not_a_number_is_not_hidden(rule):
     x = draw(rule, 20)
     direction = torch.ones_like(x)

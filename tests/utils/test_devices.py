@@ -8,7 +8,7 @@ from fastweights.learners import saved as saved_files
 from fastweights.learners.saved import load_state, save_state
 from fastweights.training.loop import Training
 from fastweights.training.settings import TrainSettings
-from fastweights.utils.devices import MPS_LIMIT, check_whole, find_device
+from fastweights.utils.devices import MPS_LIMIT, check_unlimited, find_device
 from fastweights.utils.errors import UserError
 
 ABSENT = "cuda:99"
@@ -43,12 +43,12 @@ def test_names_of_no_device(name, says):
         find_device(name)
 
 
-def test_a_part_of_a_gpu_records_nothing(monkeypatch):
+def test_a_gpu_limited_by_mps_is_refused(monkeypatch):
     gpu = torch.device("cuda")
-    check_whole(gpu)
+    check_unlimited(gpu)
     monkeypatch.setenv(MPS_LIMIT, "100")
-    check_whole(gpu)
+    check_unlimited(gpu)
     monkeypatch.setenv(MPS_LIMIT, "40")
-    check_whole(torch.device("cpu"))
+    check_unlimited(torch.device("cpu"))
     with pytest.raises(UserError, match=f"^{MPS_LIMIT} is 40: .*unset it"):
-        check_whole(gpu)
+        check_unlimited(gpu)

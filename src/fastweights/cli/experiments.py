@@ -18,7 +18,7 @@ from fastweights.experiments.run import AT_ONCE, Workspace, estimate, find_commi
 from fastweights.experiments.tables import parse_experiment
 from fastweights.training.logs import Sink
 from fastweights.utils.console import bars, console, say
-from fastweights.utils.devices import check_whole, find_device
+from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import choose_precision
 
@@ -118,7 +118,6 @@ def search(
 
 def _workspace(device: str, precision: str, commit: str, runs: Path, data_root: Path | None) -> Workspace:
     where = find_device(device)
-    check_whole(where)
     return Workspace(where, choose_precision(precision, where), find_commit(commit), runs, data_root)
 
 

@@ -10,7 +10,7 @@ from fastweights.cli.options import DeviceOption, PrecisionOption, RootOption, w
 from fastweights.experiments.oracle import OracleSettings, run_oracle
 from fastweights.experiments.run import Workspace, find_commit
 from fastweights.utils.console import bars, say
-from fastweights.utils.devices import check_whole, find_device
+from fastweights.utils.devices import find_device
 from fastweights.utils.precision import choose_precision
 
 
@@ -27,7 +27,6 @@ def oracle(
 ) -> None:
     """Train a language model on all words of Penn Treebank and let it answer the test tasks: an upper bound."""
     where = find_device(device)
-    check_whole(where)
     workspace = Workspace(where, choose_precision(precision, where), find_commit(commit), runs, data_root)
     with bars() as report:
         lines = run_oracle(OracleSettings(**given), ledger, workspace, say, report)

@@ -37,7 +37,7 @@ from fastweights.training.loop import CHECKPOINT, LOG, Outcome, Training, resume
 from fastweights.training.pretraining import EncoderCache
 from fastweights.training.settings import TrainSettings
 from fastweights.training.side_by_side import Turns, in_one_go, side_by_side
-from fastweights.utils.devices import device_name
+from fastweights.utils.devices import check_unlimited, device_name
 from fastweights.utils.errors import UserError
 from fastweights.utils.files import Taken, alone_in, read_lines, read_text, replacing
 from fastweights.utils.progress import Report
@@ -67,6 +67,9 @@ class Workspace:
     folder: Path
     """Of the runs' checkpoints and logs."""
     data_root: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_unlimited(self.device)
 
     @property
     def cache(self) -> EncoderCache:

@@ -7,8 +7,8 @@ and reads them several times: forward reads x and writes y and, if gradients are
 its cell; backward computes the gates again from these. The product of the gradients at them with what the steps began
 with is the gradient of all weights. x is a constant.
 
-Everything is float32. Matrix products are those of `dot`, and backward writes the gradients at the
-gates for a product by torch, since no registers are left to sum it up. Where torch may multiply float32 on tensor cores
+Everything is float32. Matrix products are those of `dot`, and backward writes the gradients at the gates for a product
+by torch, since no registers are left to sum it up. Where torch may multiply float32 on tensor cores
 (`torch.set_float32_matmul_precision`) so do the kernels, with one product where exactness takes three, activations of
 the same exactness, and weights' gradients as sums of each program's own, of products of bfloat16.
 

@@ -84,7 +84,7 @@ def _knots_kernel(w1, b1, knots, F: tl.constexpr, H: tl.constexpr, P: tl.constex
     n = tl.arange(0, K)
     i, part = n % P, n // P  # units, and the straight parts of the path
     w, v, b = _first_layer(w1, b1, i, F, H)
-    left, right = tl.where(part < 0, 0.0, -inf), tl.where(part < 0, 0.0, inf)
+    left, right = tl.full((K,), -inf, tl.float32), tl.full((K,), inf, tl.float32)
     if F == 2:
         left = tl.where(part == 0, -inf, tl.where(part == 1, -1.0, 1.0))
         right = tl.where(part == 0, -1.0, tl.where(part == 1, 1.0, inf))

@@ -25,7 +25,7 @@ LOG_RANGE = 7.0
 MOST_FUSED = 64
 """Units of a layer that the kernels have room for are fewer."""
 FEW = 8_192
-"""Coordinates, of which the MLP takes no longer than finding its pieces."""
+"""Up to so many coordinates, a CPU maps by the MLP as fast as it finds the pieces."""
 
 
 def coordinate_mlp(inputs: int, hidden: int) -> nn.Sequential:
@@ -45,12 +45,12 @@ def log_and_sign(x: Tensor, p: float = LOG_RANGE) -> Tensor:
 
 
 def map_coordinates(x: Tensor, mlp: nn.Sequential, fusible: bool = True) -> Tensor:
-    """Each number of x through the MLP, by its logarithm and sign if that has two inputs; by a kernel if `fusible`."""
+    """Each number of x through the MLP, by its logarithm and sign if that has two inputs; by kernels if `fusible`."""
     if fusible and can_be_fused(x, mlp):
         from fastweights.kernels import coordinate_mlp as kernels  # deferred: needs a GPU and Triton
 
         return kernels.map_coordinates(x, mlp, SLOPE, LOG_RANGE)
-    if x.is_cpu and x.numel() > FEW:  # elsewhere a step may be a graph, which cannot have as many pieces as there are
+    if x.is_cpu and x.numel() > FEW:  # on a GPU steps are captured as graphs, and the number of pieces varies
         return by_pieces(x, mlp)
     return plainly(x, mlp)
 

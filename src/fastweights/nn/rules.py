@@ -157,8 +157,8 @@ class Gradient(Rule):
     gradient of a layer's weights is the summed outer product of its inputs and the errors at its outputs: Hebb's rule
     with errors in place of values. All of it, errors included, is optimised through; with `first_order`, as in the
     paper, gradients are constants to the optimiser, which then learns g and the slow weights alone.
-    Write n D E + 1680 D E (1720 preprocessed), the latter D E and a search on a CPU (`nn.coordinates`); read q D E,
-    memory D E. On a GPU, if `fusible`, a kernel is used that can be differentiated once only.
+    Write n D E, and D E numbers mapped by g (`nn.coordinates`); read q D E, memory D E. On a GPU, if `fusible`, kernels
+    are used that can be differentiated once only.
     """
 
     needs_errors = adds_up = True

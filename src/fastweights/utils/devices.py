@@ -11,7 +11,7 @@ from fastweights.utils.errors import UserError
 ITEMS_AT_ONCE = {"cpu": 512, "cuda": 16384}
 """About how many items go through an encoder in one batch: what stays in a CPU's cache, what fills a GPU."""
 MPS_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-"""Where NVIDIA's multi-process service limits a process to a share of a GPU's processors."""
+"""By which NVIDIA's multi-process service (MPS) limits a process to a share of a GPU's processors."""
 
 
 def items_at_once(device: torch.device) -> int:
@@ -34,14 +34,13 @@ def find_device(name: torch.device | str) -> torch.device:
     return device
 
 
-def check_whole(device: torch.device) -> None:
-    """That a GPU's results can be trusted: on an H200 limited to 40 %, cuDNN's convolutions were NaN in most passes of
-    the ResNet, and trainings without a NaN came out up to two points away from what they do otherwise."""
+def check_unlimited(device: torch.device) -> None:
+    """Refuse a GPU limited by MPS: of an H200 limited to 40 %, cuDNN's convolutions were NaN in most passes."""
     share = os.environ.get(MPS_LIMIT, "100")
     if device.type == "cuda" and share != "100":
         raise UserError(
-            f"{MPS_LIMIT} is {share}: on a part of a GPU the vendor's convolutions were seen to give wrong numbers; "
-            "unset it for results that are recorded."
+            f"{MPS_LIMIT} is {share}: on a part of a GPU cuDNN's convolutions were NaN now and then, so no result is "
+            "recorded; unset it."
         )
 
 
