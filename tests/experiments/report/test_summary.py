@@ -21,7 +21,7 @@ def test_it_is_read_in_two_minutes():
     text = summary_page(read_results(RESULTS / "runs.jsonl"))
     assert len(text.splitlines()) <= 120
     assert len([word for word in text.split() if word not in ("|", "---", "±", "→", "–")]) <= 1300
-    assert len(findings(read_results(RESULTS / "runs.jsonl"))) == 6
+    assert len(findings(read_results(RESULTS / "runs.jsonl"))) == 7
     for linked in ("omniglot.md", "mini-imagenet.md", "ptb.md", "recipes.md", "paired.csv", "search.csv"):
         assert f"({linked})" in text
         assert (RESULTS / linked).exists()
@@ -137,6 +137,8 @@ def test_findings_count_what_the_ledger_says(tmp_path):
             made_up(right=(1, 2, 3, 0), variant="no-augmentation"),
             made_up(right=(1, 2, 3, 0), learner="matching-cnn"),
             made_up(right=(4, 5, 5, 4), learner="prototypical-cnn"),
+            made_up(right=(2, 3, 4, 1), learner="fwresnet-hebb"),
+            made_up(right=(2, 3, 4, 1), learner="adaresnet-df"),  # level with the memory above a ResNet, not a CNN
         )
     )
     assert bullets[1].endswith("in 0 of 1 cells of mini-imagenet.")
@@ -144,8 +146,9 @@ def test_findings_count_what_the_ledger_says(tmp_path):
     assert "normalised is ahead in 1 of 1 cells, behind in 0;" in bullets[3]
     assert "second-order gradient is ahead in 0 of 1 cells, behind in 0;" in bullets[3]
     assert bullets[3].endswith("first-order gradient is ahead in 0 of 1 cells, behind in 1.")
-    assert "ahead in 1 of 1 cells, behind in 0. Baselines" in bullets[4]
-    assert "from -40.00 (Matching Nets, mini-imagenet 5-way 1-shot) to +20.00 (Prototypical Networks, " in bullets[4]
+    assert bullets[4].endswith("ahead in 1 of 2 cells, behind in 0.")
+    assert "ahead in 1 of 3 cells, behind in 1; from -40.00 (Matching Nets, mini-imagenet 5-way 1-shot)" in bullets[5]
+    assert bullets[5].endswith(" to +20.00 (Prototypical Networks, mini-imagenet 5-way 1-shot) points.")
 
 
 @pytest.mark.parametrize("word", ["careful", "Commands"])

@@ -6,7 +6,17 @@ from fastweights.experiments.plan import LEAVE_ONE_OUT_STEP, parse_cell
 from fastweights.experiments.report.markdown import paragraphs, table
 from fastweights.experiments.report.measurements import timing_section
 from fastweights.experiments.report.results import NONE, NOT_YET, Difference, Measured, Results, cells, title_of
-from fastweights.experiments.tables import BY_AUTHORS, FAMILIES, MUST, TABLES, mean_of, parse_experiment, published
+from fastweights.experiments.tables import (
+    BY_AUTHORS,
+    FAMILIES,
+    MUST,
+    ORACLE,
+    TABLES,
+    mean_of,
+    parse_experiment,
+    published,
+)
+from fastweights.learners.registry import encoder_of
 
 OURS = "`fastweights report`"
 """In every page that this program writes."""
@@ -106,6 +116,7 @@ def findings(results: Results) -> list[str]:
         _left_out(results),
         _rules(results),
         _memory(results),
+        _others_by_best(results),
     )
     return [f"- {one}" for one in every if one]
 
@@ -212,16 +223,29 @@ def _wins(found: Sequence[Difference]) -> str:
 
 
 def _memory(results: Results) -> str:
-    """The memory against the nearest class mean, and the baselines against Hebb's rule."""
+    """The memory against the nearest class mean."""
     hebb = [measured for experiment, learner, _ in cells("-hebb") if (measured := results.of(experiment, learner))]
     found = [one for measured in hebb if (one := results.compare_with_centroid(measured))]
-    gaps = []
-    for experiment, learner, model in cells("-cnn", "-lstm"):
-        rule = "lstm-fwmlp-hebb" if experiment.startswith("ptb") else "fwcnn-hebb"
-        gap = results.difference(experiment, learner, rule)
-        if gap:
-            gaps.append((gap.mean, f"{gap.mean:+.2f} ({model.removesuffix(', ours')}, {title_of(experiment)})"))
     text = f"**Memory against the nearest class mean** of the same keys, Hebb's rule, likewise: {_wins(found)}."
-    if gaps:
-        text += f" Baselines by `best` against Hebb's rule: from {min(gaps)[1]} to {max(gaps)[1]} points."
     return text if found else ""
+
+
+def _others_by_best(results: Results) -> str:
+    """Other systems with one shot against Hebb's rule above the same encoder, by the same recipe."""
+    found = [
+        (one, f"{one.mean:+.2f} ({model}, {title_of(experiment)})")
+        for model, learners in _other_systems().items()
+        for experiment, learner in learners.items()
+        if learner != ORACLE and (one := results.difference(experiment, learner, _hebb_like(learner)))
+    ]
+    if not found:
+        return ""
+    least, most = (pick(found, key=lambda pair: pair[0].mean)[1] for pick in (min, max))
+    text = f"**Other systems by `best`,** one shot, against Hebb's rule: {_wins([one for one, _ in found])}"
+    return f"{text}; from {least} to {most} points."
+
+
+def _hebb_like(learner: str) -> str:
+    """Hebb's rule above the encoder that another system has."""
+    model = {"lstm": "lstm-fwmlp", "resnet": "fwresnet"}.get(encoder_of(learner), "fwcnn")
+    return f"{model}-hebb"
