@@ -149,7 +149,8 @@ def tasks_table(lines: list[Line]) -> str:
             rows.append([name, at_once, train, infer, apart])
     devices = ", ".join(dict.fromkeys(line["device"] for line in lines))
     heads = ["learner", "tasks at once", "train /s", "infer /s", "±"]
-    return f"Tasks per second; {devices}, torch {versions}, {usual} unless said:\n\n{markdown(heads, rows)}"
+    about = f"{devices}, torch {versions}, {usual} unless said; of different commits, the figure below of one"
+    return f"Tasks per second; {about}:\n\n{markdown(heads, rows)}"
 
 
 def pretraining_table(lines: list[Line]) -> str:

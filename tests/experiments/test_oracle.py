@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -180,9 +181,26 @@ def test_an_interrupted_training_goes_on_and_ends_the_same(text, workspace, tmp_
 
 
 def test_a_damaged_checkpoint_is_named(text, workspace, tmp_path):
-    (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing of the kind")
-    with pytest.raises(UserError, match=r"checkpoint.safetensors is damaged .* remove it to start again"):
+    path = tmp_path / "checkpoint.safetensors"
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(UserError, match=r"checkpoint.safetensors cannot be read .* remove it to start again"):
         OracleTraining(SMALL, text, workspace, tmp_path)
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_named(text, workspace, tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    OracleTraining(SMALL, text, workspace, tmp_path)._save()
+    damaged = bytearray(path.read_bytes())
+    damaged[-1000] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(UserError, match=r"checkpoint.safetensors is damaged: .* remove it to start again"):
+        OracleTraining(SMALL, text, workspace, tmp_path)
+
+
+def test_a_training_of_two_commits_names_both(text, workspace, tmp_path):
+    OracleTraining(SMALL, text, workspace, tmp_path)._save()
+    later = OracleTraining(SMALL, text, replace(workspace, commit="later"), tmp_path)
+    assert later.workspace.since(later.progress.begun_by) == f"{workspace.commit}..later"
 
 
 def test_the_best_weights_by_perplexity_are_kept(text, workspace, tmp_path, monkeypatch):

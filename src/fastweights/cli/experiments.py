@@ -39,7 +39,7 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds of each cell, from 0 on.")] = 5,
     budget: Annotated[str, typer.Option(help="Time to spend: 90s, 9m, 2h. (default: no end)")] = "",
-    recipe: Annotated[str, typer.Option(help="Only this one: best, paper or own.")] = "",
+    recipe: Annotated[str, typer.Option(help="Only this one: best, paper, own or paper-long.")] = "",
     learner: Annotated[str, typer.Option(help="Only this model.")] = "",
     protocol: Annotated[str, typer.Option(help="Only this division of the text: standard or pooled.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, with the times of earlier runs.")] = False,

@@ -41,7 +41,7 @@ def recipe(
     cell: Annotated[
         str, typer.Argument(help="For example mini-imagenet-5way-1shot/fwcnn-hebb, with /no-ema, say, behind it.")
     ],
-    name: Annotated[str, typer.Option("--recipe", help="best, paper or own.")] = "best",
+    name: Annotated[str, typer.Option("--recipe", help="best, paper, own or paper-long.")] = "best",
 ) -> None:
     """Print the settings by which a model is trained for the paper's tables, and where each comes from."""
     training, learner, variant = parse_cell(cell)

@@ -54,7 +54,7 @@ def train(
     ] = None,
     change: SetOption = None,
     recipe: Annotated[
-        str, typer.Option(help="Start from the settings of a recipe, best, paper or own; options given here win.")
+        str, typer.Option(help="Start from a recipe: best, paper, own or paper-long; options given here win.")
     ] = "",
     embeddings: Annotated[
         Path | None,

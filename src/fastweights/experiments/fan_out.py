@@ -1,8 +1,9 @@
 """Runs fanned out over a Ray cluster: workers train and test, and only this process writes the ledger.
 
-A worker that dies takes its run's task with it, which Ray starts again, on the same machine from its checkpoint; what
-has come back is in the ledger already. Each missing run is handed out once, and a result whose line is there by then,
-from another process, is not written again. Ctrl-C is passed on to the workers, which save their checkpoints.
+A worker that dies takes its run's task with it, which Ray starts again: from its checkpoint where the next worker sees
+that, else from the beginning. What has come back is in the ledger already. Each missing run is handed out once, and a
+result whose line is there by then, from another process, is not written again. Ctrl-C is passed on to the workers,
+which save their checkpoints.
 """
 
 import logging

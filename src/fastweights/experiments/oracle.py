@@ -14,14 +14,12 @@ test all words are shown.
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,13 +31,14 @@ from fastweights.experiments.ledger import Details, Line
 from fastweights.experiments.run import Say, Tasks, Workspace, curve, percent, test_tasks
 from fastweights.experiments.tables import ORACLE, parse_experiment
 from fastweights.learners.prototypical import Prototypical
+from fastweights.learners.saved import read_tensors, verify, write_tensors
 from fastweights.tasks.episodes import EpisodeSampler, EvaluationTasks
 from fastweights.training.checkpoint import fill_optimizer, optimizer_tensors
 from fastweights.training.settings import TrainSettings
 from fastweights.training.step import Rate, TrainStep, mean_of_finite
 from fastweights.utils.devices import device_name
 from fastweights.utils.errors import UserError
-from fastweights.utils.files import alone_in, replacing
+from fastweights.utils.files import alone_in
 from fastweights.utils.precision import at_least_float32, autocast
 from fastweights.utils.progress import Report, silent
 from fastweights.utils.seeds import seed_of
@@ -199,6 +198,8 @@ class Progress:
     best_perplexity: float = math.inf
     best_accuracy: float = 0.0
     """On the validation tasks, of the weights with the lowest perplexity."""
+    begun_by: str = ""
+    """The commit that took the first step."""
     log: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -218,7 +219,7 @@ class OracleTraining:
         self.take_step = TrainStep(objective, parts, rate, seed=f"oracle {s.seed}", device=workspace.device)
         task = {"way": 5, "shot": 1, "queries": 1, "tasks": s.validation_tasks}
         self.validation = EvaluationTasks(dataset, "val", **task)
-        self.best, self.progress = self._weights(), Progress()
+        self.best, self.progress = self._weights(), Progress(begun_by=workspace.commit)
         self._restore()
 
     def run(self, report: Report) -> None:
@@ -260,25 +261,24 @@ class OracleTraining:
             "optimizer": optimizer_tensors(self.take_step.optimizer),
         }
         tensors = {f"{part}.{name}": t.cpu().clone() for part, of in sections.items() for name, t in of.items()}
-        with replacing(self.path) as draft:
-            save_file(tensors, draft, {"oracle": self.identity, "progress": json.dumps(asdict(self.progress))})
+        write_tensors(self.path, tensors, {"oracle": self.identity, "progress": json.dumps(asdict(self.progress))})
 
     def _restore(self) -> None:
         if not self.path.exists():
             return
+        remedy = "remove it to start again"
+        tensors, header = read_tensors(self.path, remedy)
+        verify(self.path, tensors, header, remedy, has_digest=False)
+        if header.get("oracle") != self.identity:
+            return
         try:
-            with safe_open(self.path, framework="pt") as file:
-                header = file.metadata() or {}
-                if header.get("oracle") != self.identity:
-                    return
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             parts = {part: _part(tensors, part) for part in ("model", "best", "optimizer")}
             self.model.load_state_dict(parts["model"])
             fill_optimizer(self.take_step.optimizer, parts["optimizer"])
             self.best = {name: tensor.to(self.workspace.device) for name, tensor in parts["best"].items()}
-            self.progress = Progress(**json.loads(header["progress"]))
-        except (SafetensorError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            raise UserError(f"{self.path} is damaged ({error}); remove it to start again.") from None
+            self.progress = replace(self.progress, **json.loads(header["progress"]))
+        except (RuntimeError, KeyError, ValueError, TypeError) as error:
+            raise UserError(f"{self.path} is damaged ({error}); {remedy}.") from None
 
 
 def _part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -330,7 +330,7 @@ def _result(experiment: str, training: OracleTraining, dataset: Dataset, report:
         tasks_per_second=0.0,
         device=device_name(workspace.device),
         torch=str(torch.__version__),
-        commit=workspace.commit,
+        commit=workspace.since(p.begun_by),
         data_hash=dataset.content_hash,
         config={"learner": {}, "training": tested.to_json(), "oracle": s.to_json()},
     )

@@ -78,7 +78,10 @@ class Workspace:
 
     def commits(self, folder: Path) -> str:
         """The commit of a run, or "a..b" where a started it and b continues or tests it."""
-        begun = read_text(folder / COMMIT) if (folder / COMMIT).exists() else self.commit
+        return self.since(read_text(folder / COMMIT) if (folder / COMMIT).exists() else self.commit)
+
+    def since(self, begun: str) -> str:
+        """The same, of what that commit started."""
         return self.commit if begun == self.commit else f"{begun}..{self.commit}"
 
     def search_folder(self, settings: Settings) -> Path:

@@ -203,12 +203,23 @@ def recipes_page(results: Results) -> str:
     )
 
 
+def _shortened(commit: str) -> str:
+    """Of "a..b", which a began and b finished or tested, both."""
+    return "..".join(one[:12] for one in commit.split(".."))
+
+
 def _runs(results: Results) -> list[str]:
     trainings = {(parse_experiment(line.experiment).training, *line.key[1:]): line for line in results.lines}
     hours = sum(line.train_seconds for line in trainings.values()) / 3600
     stale = sorted({line.name for line in results.lines if not follows_recipe(line)})
     counts = Counter(
-        (line.device, line.torch, line.commit[:12], line.config["training"].get("dataset", ""), line.data_hash[:12])
+        (
+            line.device,
+            line.torch,
+            _shortened(line.commit),
+            line.config["training"].get("dataset", ""),
+            line.data_hash[:12],
+        )
         for line in results.lines
     )
     rows = [(*origin, str(count)) for origin, count in sorted(counts.items())]

@@ -158,12 +158,15 @@ def _margins(results: Results, recipe: str, endings: tuple[str, ...] = MUST) -> 
 
 
 def _by_paper(results: Results) -> str:
-    found, counts = _margins(results, "paper", ("-hebb",)), []
-    for name, one in TABLES.items():
-        margins = [margin for margin, experiment, _ in found if experiment in one.experiments]
-        counts += [f"{sum(margin >= 0 for margin in margins)} of {len(margins)} cells of {name}"] if margins else []
-    text = "**By `paper`, the recipe of the text,** Hebb's rule reaches its published numbers in"
-    return f"{text} {', '.join(counts)}." if counts else ""
+    parts = []
+    for ending, rule in (("-hebb", "Hebb's rule"), ("-gradient1", "the first-order gradient rule")):
+        found, counts = _margins(results, "paper", (ending,)), []
+        for name, one in TABLES.items():
+            margins = [margin for margin, experiment, _ in found if experiment in one.experiments]
+            counts += [f"{sum(margin >= 0 for margin in margins)} of {len(margins)} on {name}"] if margins else []
+        parts += [f"by {rule} {', '.join(counts)}"] if counts else []
+    text = "**By `paper`, the recipe of the text,** published numbers reached:"
+    return f"{text} {'; '.join(parts)}." if parts else ""
 
 
 NEAR = {"omniglot": 1.0, "mini-imagenet": 2.0, "ptb": 2.0}
