@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fastweights.learners import Learner, build_learner
 from fastweights.learners.adaptive_text import AdaLSTM, KeyNetwork, cell_errors, last_steps, unroll
 from fastweights.learners.registry import PRESETS, LearnerSettings, find_preset, preset
+from fastweights.learners.saved import load_state, save_state
 from fastweights.nn.encoders.lstm import LSTM
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.errors import UserError
@@ -249,7 +250,7 @@ def test_an_answer_depends_on_its_own_query_and_task_alone(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_adding_examples_is_describing_all_of_them_and_forgetting_is_leaving_out(name):
+def test_adding_examples_is_describing_all_of_them_and_forgetting_is_leaving_out(name, tmp_path):
     learner, tasks = built(name, slots=4).eval(), episode(tasks=2, way=4)
     x, y, later = tasks.support_x, tasks.support_y, tasks.support_y[0] == 3
     first = learner.describe(x[:, ~later], y[:, ~later], 3)
@@ -260,6 +261,9 @@ def test_adding_examples_is_describing_all_of_them_and_forgetting_is_leaving_out
     torch.testing.assert_close(learner.predict(extended, tasks.query_x), learner.predict(whole, tasks.query_x))
     without = learner.predict(learner.forget(whole, 3), tasks.query_x)
     torch.testing.assert_close(without[..., :3], learner.predict(first, tasks.query_x))
+    save_state(tmp_path / "state", learner.forget(whole, 3), learner)
+    loaded = load_state(tmp_path / "state", learner=learner)
+    assert torch.equal(learner.predict(loaded, tasks.query_x), without)
     with pytest.raises(UserError, match="no label 4 to forget"):
         learner.forget(whole, 4)
     with pytest.raises(UserError, match="4 label slots"):

@@ -99,6 +99,15 @@ def test_forgetting_is_never_having_seen(name: str) -> None:
     assert_same_answers(learner, again, learner.describe(x, y), episode.query_x)
 
 
+@pytest.mark.parametrize("name", CHANGEABLE)
+def test_what_is_left_after_forgetting_can_be_saved(name: str, tmp_path: Path) -> None:
+    learner, episode = CHANGEABLE[name]().eval(), tiny.noise_episode()
+    state = learner.forget(learner.describe(episode.support_x, episode.support_y), 1)
+    save_state(tmp_path / "state", state, learner)
+    loaded = load_state(tmp_path / "state", learner=learner)
+    assert torch.equal(learner.predict(loaded, episode.query_x), learner.predict(state, episode.query_x))
+
+
 @pytest.mark.parametrize("name", ["prototypical", "matching", "pixels", "softmax-fast-only, optimal"])
 def test_a_forgotten_class_is_not_predicted(name: str) -> None:
     learner, episode = CHANGEABLE[name]().eval(), tiny.noise_episode()
@@ -386,7 +395,7 @@ def test_a_model_is_no_state(tmp_path: Path) -> None:
         load_state(tmp_path / "model")
 
 
-@pytest.mark.parametrize("labels", [[[5, 0, 1]], [[-1, 0, 1]], [[[0.5, 0.5]]], [[[1.0, 1.0]]]])
+@pytest.mark.parametrize("labels", [[[5, 0, 1]], [[-2, 0, 1]], [[[0.5, 0.5]]], [[[1.0, 1.0]]]])
 def test_labels_of_states_are_classes(labels: list[list[object]]) -> None:
     with pytest.raises(ValueError, match="labels"):
         check_contents({"slots": torch.tensor([[1, 0]]), "labels": torch.tensor(labels)})

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.learners.base import Learner, joined
-from fastweights.learners.checks import State, check_label, check_labels, check_way, count_classes
+from fastweights.learners.checks import FORGOTTEN, State, check_label, check_labels, check_way, count_classes
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import add_slots, bound_logits, draw_slots
 from fastweights.nn.encoders import twin
@@ -60,9 +60,6 @@ from fastweights.nn.shifts import (
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.precision import at_least_float32, check_precise, full_precision
 from fastweights.utils.settings import Settings, option
-
-FORGOTTEN = -1
-"""Label of an example that no query attends to."""
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastweights.learners.adaptive import FORGOTTEN, INFORMATION, Adaptive, ShiftSettings
+from fastweights.learners.adaptive import INFORMATION, Adaptive, ShiftSettings
 from fastweights.learners.base import Learner
-from fastweights.learners.checks import State, check_label, check_labels, check_way, count_classes
+from fastweights.learners.checks import FORGOTTEN, State, check_label, check_labels, check_way, count_classes
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import add_slots, bound_logits, draw_slots
 from fastweights.nn.encoders import twin

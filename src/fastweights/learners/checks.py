@@ -11,6 +11,8 @@ from fastweights.utils.errors import UserError
 
 MOST_CLASSES = 1_000_000
 """Classes of a task."""
+FORGOTTEN = -1
+"""Label of an example that no query attends to."""
 State = Mapping[str, Tensor]
 """What a learner keeps of the tasks it was told: a flat dict of tensors, each with a leading task dimension."""
 

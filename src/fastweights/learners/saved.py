@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fastweights.learners.base import Learner
-from fastweights.learners.checks import State, fits
+from fastweights.learners.checks import FORGOTTEN, State, fits
 from fastweights.learners.registry import SYSTEMS, LearnerSettings, outline, undrawn
 from fastweights.utils.arguments import shown
 from fastweights.utils.devices import find_device
@@ -51,6 +51,8 @@ COUNTERS: dict[str, type] = {
     "side_by_side": int,
 }
 """What may be counted, and as what."""
+LEAST = {"slots": 0, "labels": FORGOTTEN, "counts": 0}
+"""The least number that these entries of a state may hold."""
 COUNTED_LATER = frozenset(["side_by_side"])
 """Those of them that older checkpoints do not have."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -301,8 +303,8 @@ def check_contents(state: State, slots: int | None = None) -> None:
     for name, tensor in state.items():
         if not is_finite(tensor):
             raise ValueError(f"{name} holds NaN or infinite numbers")
-        if name in ("slots", "labels", "counts") and tensor.numel() and tensor.min() < 0:
-            raise ValueError(f"{name} holds a number below 0")
+        if name in LEAST and tensor.numel() and tensor.min() < LEAST[name]:
+            raise ValueError(f"{name} holds a number below {LEAST[name]}")
     bound, labels = state.get("slots"), state.get("labels")
     if bound is not None:
         _check_slots(bound, slots)
