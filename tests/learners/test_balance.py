@@ -13,6 +13,7 @@ from fastweights.learners.fast_weights import PLACEMENTS, UNCOUNTED, FastWeights
 from fastweights.learners.saved import load_state, save_state
 from fastweights.nn import memory
 from fastweights.nn.encoders import CNN
+from fastweights.nn.rules import RULES
 
 COUNTS = (1, 2, 3, 1)
 WAY, TASKS = 4, 3
@@ -64,8 +65,8 @@ def test_equal_counts_give_the_very_numbers_of_the_plain_sum(placement: str, sho
     assert torch.equal(balanced, plain)
 
 
-@pytest.mark.parametrize("rule", ["gradient", "gradient1", "gradient-log"])
-def test_equal_counts_give_the_gradient_rules_very_numbers(rule: str) -> None:
+@pytest.mark.parametrize("rule", ["optimal", "gradient", "gradient1", "gradient-log"])
+def test_equal_counts_give_the_other_rules_very_numbers(rule: str) -> None:
     x, y, query = examples((3,) * WAY)
     balanced, plain = (logits(learner(rule=rule, balance=balance), x, y, query) for balance in (True, False))
     assert torch.equal(balanced, plain)
@@ -158,11 +159,37 @@ def test_extended_and_forgotten_classes_count_alike_too(placement: str) -> None:
     torch.testing.assert_close(model.predict(model.forget(state, 2), query), fewer)
 
 
-@pytest.mark.parametrize("rule", ["normalised", "optimal"])
-def test_rules_that_do_not_add_up_are_left_alone(rule: str) -> None:
+def test_the_normalised_rule_is_left_alone() -> None:
     x, y, query = examples()
-    balanced, plain = (logits(learner(rule=rule, balance=balance), x, y, query) for balance in (True, False))
+    balanced, plain = (logits(learner(rule="normalised", balance=balance), x, y, query) for balance in (True, False))
     assert torch.equal(balanced, plain)
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_the_optimal_rule_weighs_squared_errors(balance: bool) -> None:
+    """By the normal equations of weighted ridge regression: (K' W K + p I)^-1 K' W Y."""
+    x, y, _ = examples()
+    model = learner("softmax", "optimal", balance=balance)
+    state, rule = model.describe(x, y, WAY), model.output.rule
+    weights = [sum(COUNTS) / WAY / COUNTS[label] if balance else 1.0 for label in y[0].tolist()]
+    w = torch.diag(torch.tensor(weights, dtype=torch.float64))
+    ridge = (rule.log_penalty.exp() + rule.FLOOR) * torch.eye(10, dtype=torch.float64)
+    hidden = model.hidden(model.embed(x), {})
+    for t in range(TASKS):
+        k, one_hots = hidden[t], torch.eye(WAY, dtype=torch.float64)[y[t]]
+        expected = torch.linalg.solve(k.mT @ w @ k + ridge, k.mT @ w @ one_hots)
+        torch.testing.assert_close(state["output.sums"][t], expected.mT)
+
+
+def test_an_ambiguous_query_goes_to_the_many_only_if_the_optimal_rule_is_not_balanced() -> None:
+    keys = torch.tensor([[1.0, 0.0]] + [[0.0, 1.0]] * 5).unsqueeze(0)
+    one_hots = torch.eye(2)[[0, 1, 1, 1, 1, 1]].unsqueeze(0)
+    halfway, rule = torch.ones(1, 1, 2), RULES["optimal"]().eval()
+    plain, balanced = [], []
+    for rule.balance, answers in ((False, plain), (True, balanced)):
+        answers += (halfway @ rule.write(keys, one_hots)["sums"].mT).flatten().tolist()
+    assert plain[1] > 1.2 * plain[0]
+    assert balanced[1] < 1.2 * balanced[0]
 
 
 @pytest.mark.parametrize("rule", ["gradient", "gradient1", "gradient-log"])

@@ -37,7 +37,8 @@ def by_hand(learner: HebbianSoftmax, episode: Episode) -> Tensor:
             stacked = torch.stack(rows)
             if not stacked.requires_grad:
                 stacked.requires_grad_()
-            loss = F.cross_entropy(keys[t] @ stacked.mT / root, labels, reduction="sum")
+            losses = F.cross_entropy(keys[t] @ stacked.mT / root, labels, reduction="none")
+            loss = sum(losses[labels == c].mean() for c in range(episode.way))
             (gradient,) = torch.autograd.grad(loss, stacked, create_graph=True)
             share = max(1 / presentation, learner.least_mixing) if presentation < learner.mixing_limit else 0.0
             for c in range(episode.way):
@@ -47,8 +48,11 @@ def by_hand(learner: HebbianSoftmax, episode: Episode) -> Tensor:
     return torch.stack(logits)
 
 
-def test_it_is_its_paper_written_out() -> None:
+@pytest.mark.parametrize("examples", [[0, 2, 4, 6], [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 6]])
+def test_it_is_its_paper_written_out(examples: list[int]) -> None:
+    """Of one example of each class, of two, and of one or two."""
     learner, episode = narrow().eval(), tiny.noise_episode(tasks=2)
+    episode = replace(episode, support_x=episode.support_x[:, examples], support_y=episode.support_y[:, examples])
     logits, expected = learner(episode), by_hand(learner, episode)
     torch.testing.assert_close(logits, expected)
     losses = [F.cross_entropy(x.mT, episode.query_y) for x in (logits, expected)]
@@ -66,6 +70,13 @@ def test_presented_once_a_class_is_its_mean() -> None:
     learner, episode = narrow(presentations=1).eval(), tiny.noise_episode()
     state = learner.describe(episode.support_x, episode.support_y)
     torch.testing.assert_close(state["weights"], learner.embed(episode.support_x).unflatten(1, (4, 2)).mean(2))
+
+
+def test_examples_shown_again_change_nothing() -> None:
+    learner, episode = narrow().eval(), tiny.noise_episode()
+    again = [0, 1, 0, 1, 0, 1, *range(2, 8)]  # one class three times as often
+    twice = replace(episode, support_x=episode.support_x[:, again], support_y=episode.support_y[:, again])
+    torch.testing.assert_close(learner(twice), learner(episode))
 
 
 def test_presenting_again_makes_the_description_more_probable() -> None:

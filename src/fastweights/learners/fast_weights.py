@@ -23,7 +23,7 @@ from fastweights.learners.slots import add_slots, bound_logits, draw_slots
 from fastweights.nn import memory
 from fastweights.nn.init import SLOPE, Shapes
 from fastweights.nn.layers import FastLinear, disturbed
-from fastweights.nn.rules import RULES
+from fastweights.nn.rules import RULES, Optimal
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import full_precision
 from fastweights.utils.settings import Settings, option
@@ -115,6 +115,9 @@ class FastWeights(ScaledKeys):
         hidden, output = PLACEMENTS[s.placement]
         self.hidden = _layer(inputs, s.width, slots, s.rule, **hidden, bias=s.bias)
         self.output = _layer(s.width, slots, slots, s.rule, **output, bias=s.bias, projected=False, activated=False)
+        for layer in self._layers.values():
+            if isinstance(layer.rule, Optimal):
+                layer.rule.balance = s.balance
         self.needs_errors = any(layer.rule is not None and layer.rule.needs_errors for layer in self._layers.values())
         if self.needs_errors and s.placement not in ("fc", "truncated"):
             raise UserError(f"the gradient rule is for placement fc or truncated, not {s.placement}.")

@@ -9,8 +9,9 @@ lightly, and gradient descent takes over. All other rows take gradient steps alo
 
 Our few-shot reading: the original is for training one classifier of many classes; here the description of a task is
 such a training, of a new softmax layer, by a few presentations of the whole support set. As in the original's
-mini-batches, h is the mean over a class's examples, and c counts presentations; the loss is summed over examples. The
-encoder is trained through all of it, gradients of the softmax layer included. With one presentation a class is its mean
+mini-batches, h is the mean over a class's examples, and c counts presentations. The loss is the mean over a class's
+examples, summed over classes, so that steps grow with neither shots nor the examples of one class. The encoder is
+trained through all of it, gradients of the softmax layer included. With one presentation a class is its mean
 key. Logits are divided by the square root of the keys' width, there is no bias, and the numbers are ours.
 """
 
@@ -71,8 +72,9 @@ class HebbianSoftmax(KeyLearner):
         counts = one_hots.sum(1)
         weights = means = memory.write_sums(keys, one_hots) / counts.clamp(min=1).unsqueeze(-1)
         scaled, absent = keys / math.sqrt(keys.shape[-1]), counts == 0
+        of_same_class = counts.gather(1, labels).unsqueeze(-1)
         for presentation in range(2, self.presentations + 1):
-            errors = class_logits(weights, absent, scaled).softmax(-1) - one_hots
+            errors = (class_logits(weights, absent, scaled).softmax(-1) - one_hots) / of_same_class
             learned = torch.baddbmm(weights, errors.mT, scaled, alpha=-self.rate)
             weights = learned.lerp(means, self.mixing(presentation))
         return {"weights": weights, "counts": counts}

@@ -106,11 +106,13 @@ class Optimal(Rule):
         S = Y' (K K' + p I)^-1 K        (C x D, read like the class sums of Hebb's rule)
 
     which tends to the pseudo-inverse as p goes to 0; p stays above `FLOOR` so that it can be solved. The trace
-    keeps keys and labels as well, since another example changes the weights of all earlier ones.
+    keeps keys and labels as well, since another example changes the weights of all earlier ones. Outside of training,
+    with `balance`, an example's squared error counts mean count / count of its class times: all classes count alike.
     Write n^2 D + n^3 / 3 + n C (n + D), read q C (D + E), memory n (D + C) + C D.
     """
 
     FLOOR = 1e-2
+    balance = True
 
     def __init__(self, penalty: float = 1.0, scale: float = 10.0) -> None:
         super().__init__()
@@ -121,7 +123,8 @@ class Optimal(Rule):
         return {"keys": (None, inputs), "labels": (None, slots), "sums": (slots, inputs)}
 
     def write(self, keys: Tensor, signal: Tensor) -> dict[str, Tensor]:
-        sums = ridge_sums(keys, signal, self.log_penalty.exp() + self.FLOOR)
+        weights = example_weights(signal) if self.balance and not self.training else None
+        sums = ridge_sums(keys, signal, self.log_penalty.exp() + self.FLOOR, weights)
         return {"keys": keys, "labels": signal, "sums": sums}
 
     def read(self, trace: Trace, queries: Tensor) -> Tensor:
@@ -137,13 +140,25 @@ class Optimal(Rule):
         return self.write(trace["keys"] * keep, labels * keep)
 
 
-def ridge_sums(keys: Tensor, labels: Tensor, penalty: Tensor) -> Tensor:
-    """Y' (K K' + p I)^-1 K: the linear map (..., C, D) from keys (..., n, D) to labels (..., n, C) by ridge regression.
+def example_weights(one_hots: Tensor) -> Tensor:
+    """What each example (..., n) counts, of labels (..., n, C), so that classes count alike.
+
+    These are exactly 1 where all classes have equally many. A forgotten example, of no class and with a key of zeros,
+    counts as one.
+    """
+    weights = (one_hots * memory.balance(one_hots.sum(-2)).unsqueeze(-2)).sum(-1)
+    return weights.masked_fill(weights == 0, 1.0)
+
+
+def ridge_sums(keys: Tensor, labels: Tensor, penalty: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Y' (K K' + p W^-1)^-1 K: the linear map (..., C, D) from keys (..., n, D) to labels (..., n, C) by ridge
+    regression, whose squared errors may have weights (..., n), on the diagonal of W.
 
     By Cholesky, which, unlike `torch.linalg.solve`, does not wait for the device.
     """
     precise = keys.double()  # with large keys the penalty is below float32's rounding
-    gram = precise @ precise.mT + penalty * torch.eye(keys.shape[-2], dtype=torch.float64, device=keys.device)
+    ridge = penalty.double().expand(keys.shape[:-1]) if weights is None else penalty / weights.double()
+    gram = precise @ precise.mT + torch.diag_embed(ridge)
     lower, _ = torch.linalg.cholesky_ex(gram)
     halfway = torch.linalg.solve_triangular(lower, labels.double(), upper=False)
     return (torch.linalg.solve_triangular(lower.mT, halfway, upper=True).mT @ precise).to(keys.dtype)
