@@ -23,3 +23,9 @@ def test_values_and_gradients_are_those_of_torch(eps: float) -> None:
 def test_gradients_that_are_given_by_one_number() -> None:
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (unit_norm(x), F.normalize(x, dim=-1))))
+
+
+def test_second_derivatives_are_refused_and_not_taken_for_zero() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="differentiated once only"):
+        torch.autograd.grad(unit_norm(x).sum(), x, create_graph=True)

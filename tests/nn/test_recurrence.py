@@ -91,3 +91,9 @@ def test_the_fused_kernels_of_a_gpu_agree_with_the_cpu(shifted: bool) -> None:
         found[device] = [x.detach().cpu() for x in (outputs, cells, *grads)]
     for one, other in zip(found["cpu"], found["cuda"], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_second_derivatives_are_refused_and_not_taken_for_zero() -> None:
+    outputs, _ = lstm_layer(*(given := arguments()))
+    with pytest.raises(RuntimeError, match="differentiated once only"):
+        torch.autograd.grad(outputs.sum(), given, create_graph=True)

@@ -23,9 +23,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.dot import PRECISION, dot
+from fastweights.utils import differentiable
 
 
 class Launch(NamedTuple):
@@ -224,7 +224,7 @@ class _Read(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable.once("the fused LSTM of coordinates can be differentiated once only")
     def backward(ctx: Any, dy: Tensor) -> Any:
         begun, cells, states, *parameters = ctx.saved_tensors
         (steps, count, units), launch, dy = cells.shape, LAUNCH["backward"], dy.contiguous()

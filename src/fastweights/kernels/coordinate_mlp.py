@@ -27,6 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from fastweights.utils import differentiable
+
 BLOCK, WARPS = 1024, 4
 """Coordinates at a time."""
 PROGRAMS = 132 * 8
@@ -266,14 +268,11 @@ class MapCoordinates(torch.autograd.Function):
         return y
 
     @staticmethod
+    @differentiable.once(
+        "coordinates mapped by the fused kernels can be differentiated once only: set the gradient rule's `fusible` to "
+        "False before asking for gradients with create_graph=True"
+    )
     def backward(ctx: Any, *grads: Any) -> Any:
-        # torch's `once_differentiable` does not notice a gradient at y that is constant, as under a sum: second
-        # derivatives would be zero.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "coordinates mapped by the fused kernels can be differentiated once only: set the gradient rule's "
-                "`fusible` to False before asking for gradients with create_graph=True"
-            )
         x, piece, knots, inner, table, *parameters = ctx.saved_tensors
         dy, dx, count, pieces = grads[0].contiguous(), torch.empty_like(x), x.numel(), inner.numel()
         programs = min(PROGRAMS, triton.cdiv(count, BLOCK))

@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.coordinate_lstm import (
     EXACT,
@@ -28,6 +27,7 @@ from fastweights.kernels.coordinate_lstm import (
     precision_of_products,
 )
 from fastweights.kernels.dot import dot
+from fastweights.utils import differentiable
 
 LAUNCH = {"forward": Launch(64, 4, 132 * 3), "backward": Launch(64, 4, 132 * 2)}
 """As `coordinate_lstm` has it; not measured."""
@@ -267,7 +267,7 @@ class _Result(torch.autograd.Function):
         return steps.weights.pop()  # kept there, it would keep itself: it knows its function, and that the steps
 
     @staticmethod
-    @once_differentiable
+    @differentiable.once("steps of the fused learned optimiser can be differentiated once only")
     def backward(ctx: Any, dy: Tensor) -> Any:
         return None, *ctx.steps.gradients_at(dy.contiguous())
 

@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.mann import _sigmoid, _tanh
+from fastweights.utils import differentiable
 
 WARPS = 4
 SIZES = ["wave", "stacks", "words", "sentences"]
@@ -174,7 +174,7 @@ class _Stacks(torch.autograd.Function):
         return outputs, cells
 
     @staticmethod
-    @once_differentiable
+    @differentiable.once("the fused LSTM can be differentiated once only")
     def backward(ctx: Any, at_outputs: Tensor | None, at_cells: Tensor | None) -> Any:
         weights, mask, shifts, gates, cells, states = ctx.saved_tensors
         (layers, stacks, words, sentences, units), (count, _, places, *_) = cells.shape, states.shape

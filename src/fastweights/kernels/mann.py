@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from fastweights.utils import differentiable
 
 WARPS = {"cell": 4, "heads": 8}
 
@@ -246,7 +247,7 @@ class _Sequence(torch.autograd.Function):
         return tuple(one.clone() for one in (states[last, :, read:], cells[last], states[last, :, :read], memory[last]))
 
     @staticmethod
-    @once_differentiable
+    @differentiable.once("the fused MANN can be differentiated once only")
     def backward(ctx: Any, d_hidden: Tensor, d_cell: Tensor, d_read: Tensor, d_memory: Tensor) -> Any:
         recurrent, weight, bias, states, cells, gates, controls, memory, reading, least = ctx.saved_tensors
         heads, (steps, tasks), units = ctx.heads, gates.shape[:2], weight.shape[1]

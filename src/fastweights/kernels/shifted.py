@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastweights.kernels.dot import PRECISION, dot
+from fastweights.utils import differentiable
 
 
 class Launch(NamedTuple):
@@ -150,14 +151,11 @@ class _ShiftedActivation(torch.autograd.Function):
         return out
 
     @staticmethod
+    @differentiable.once(
+        "activations shifted by the fused kernels can be differentiated once only: compute in double precision, or on "
+        "a CPU, where gradients are asked for with create_graph=True"
+    )
     def backward(ctx: Any, *grads: Any) -> Any:
-        # torch's `once_differentiable` does not notice a gradient that is constant, as under a sum: second derivatives
-        # would be zero.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "activations shifted by the fused kernels can be differentiated once only: compute in double "
-                "precision, or on a CPU, where gradients are asked for with create_graph=True"
-            )
         a, attention, shifts, kinds = ctx.saved_tensors
         tasks, queries, examples, units = ctx.sizes
         launch, two_kinds = LAUNCH["backward"], ctx.options["TWO_KINDS"]

@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fastweights.kernels.neighbourhoods import MOST, gather, scatter
+from fastweights.utils import differentiable
 
 BLOCK, WARPS = 256, 4
 SIZES = ["pooled", "items", "filters", "H", "W", "HP", "WP"]
@@ -115,7 +115,7 @@ class _FiltersOfTasks(torch.autograd.Function):
         return _pool(*_halves(both, x.shape[1]), ctx.size, slope)
 
     @staticmethod
-    @once_differentiable
+    @differentiable.once("the fused slow and fast paths can be differentiated once only")
     def backward(ctx: Any, grad: Tensor) -> Any:
         (columns, filters, both), grad = ctx.saved_tensors, grad.contiguous()
         d_both, items = torch.empty_like(both), columns.shape[2]
@@ -146,7 +146,7 @@ class _FiltersOfItems(torch.autograd.Function):
         return _pool(_by_filter(a, x.shape[1]), b, ctx.size, slope)
 
     @staticmethod
-    @once_differentiable
+    @differentiable.once("the fused slow and fast paths can be differentiated once only")
     def backward(ctx: Any, grad: Tensor) -> Any:
         (columns, slow, fast, a, b), grad = ctx.saved_tensors, grad.contiguous()
         (tasks, rows, items, _), by_item = columns.shape, columns.transpose(1, 2)

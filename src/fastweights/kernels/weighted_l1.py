@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastweights.utils import differentiable
+
 LAUNCH = {
     "forward": {"QUERIES": 8, "EXAMPLES": 8, "BLOCK": 128, "UNROLL": 2, "num_warps": 4},
     "queries": {"ROWS": 8, "BLOCK": 128, "UNROLL": 4, "num_warps": 1},
@@ -105,10 +107,8 @@ class _WeightedL1(torch.autograd.Function):
         return y
 
     @staticmethod
+    @differentiable.once("weighted absolute differences by Triton's kernels can be differentiated once only")
     def backward(ctx: Any, *grads: Any) -> Any:
-        # torch's `once_differentiable` does not notice a gradient that is constant: second derivatives would be zero.
-        if torch.is_grad_enabled():
-            raise RuntimeError("weighted absolute differences by Triton's kernels can be differentiated once only")
         (a, b, w), grad = ctx.saved_tensors, grads[0].contiguous()
         blocks = triton.cdiv(b.shape[1], LAUNCH["examples"]["ROWS"])
         dx, db, dw = torch.empty_like(a), torch.empty_like(b), w.new_empty(len(b) * blocks, len(w))

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fastweights.learners.base import UNSEEN, KeyLearner
@@ -36,6 +35,7 @@ from fastweights.nn.recurrence import (
     lstm_stacks,
     runs_in_waves,
 )
+from fastweights.utils import differentiable
 from fastweights.utils.precision import full_precision
 from fastweights.utils.settings import Settings, option
 
@@ -142,7 +142,7 @@ class _Reads(torch.autograd.Function):
         return h.view_as(queries)
 
     @staticmethod
-    @once_differentiable
+    @differentiable.once("reads of a support set can be differentiated once only")
     def backward(ctx: Any, grad: Tensor) -> Any:
         support, queries, w, u, *kept = ctx.saved_tensors
         keys, width = queries.flatten(0, 1), queries.shape[-1]

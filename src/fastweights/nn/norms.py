@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from fastweights.utils import differentiable
 
 
 def unit_norm(x: Tensor, eps: float = 1e-12) -> Tensor:
@@ -21,7 +22,7 @@ class _UnitNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @differentiable.once("unit_norm can be differentiated once only: take torch.nn.functional.normalize")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         y, size = ctx.saved_tensors
         along = (grad * y).sum(-1, keepdim=True).masked_fill_(size <= ctx.eps, 0.0)  # what is short is only scaled

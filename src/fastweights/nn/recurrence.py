@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from fastweights.kernels.available import has_triton
+from fastweights.utils import differentiable
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -104,7 +104,7 @@ class _Layer(torch.autograd.Function):
         return outputs, cells
 
     @staticmethod
-    @once_differentiable
+    @differentiable.once("lstm_layer can be differentiated once only")
     def backward(ctx: Any, at_outputs: Tensor | None, at_cells: Tensor | None) -> tuple[Tensor | None, ...]:
         recurrent, shift, outputs, cells, gates = ctx.saved_tensors
         units, exits = recurrent.shape[1], gates[..., -recurrent.shape[1] :]
