@@ -74,7 +74,7 @@ def test_test_time_uses_running_statistics() -> None:
 
 def test_the_encoder_drops_activations_behind_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(resnet_module, "can_be_fused", lambda *_: True)
+    monkeypatch.setattr(resnet_module, "can_be_fused", lambda *_, **__: True)
     encoder = ResNet((8, 8, 3), blocks=(16, 16), features=16, dropout=0.25).to(DEVICE)
     images = torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8, device=DEVICE)
     for layers in (1, 2):

@@ -49,7 +49,7 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch, *, wanted: bool = True) -> None
 
 
 def use_kernels_of_the_resnet(monkeypatch: pytest.MonkeyPatch, *, wanted: bool) -> None:
-    def fits(_: Tensor, norm: nn.Module, *__: torch.dtype) -> bool:
+    def fits(_: Tensor, norm: nn.Module, *__: nn.Module, dtype: torch.dtype | None = None) -> bool:
         return wanted and (norm.training or not torch.is_grad_enabled())
 
     monkeypatch.setattr(resnet_module, "can_be_fused", fits)

@@ -20,13 +20,15 @@ def fits_first_layer(channels: int, filters: int) -> bool:
     return channels <= 3 and filters in (16, 32, 64, 128)
 
 
-def can_be_fused(x: Tensor, norm: nn.Module, dtype: torch.dtype = torch.uint8) -> bool:
-    """Whether the fused kernels compute this: bytes (or so) on a GPU, in bfloat16, and no gradients in eval mode."""
+def can_be_fused(x: Tensor, *norms: nn.Module, dtype: torch.dtype = torch.uint8) -> bool:
+    """Whether the fused kernels compute this: bytes (or so) on a GPU, in bfloat16, all norms in one mode, and no
+    gradients in eval mode."""
+    training = norms[0].training
     return (
         x.is_cuda
         and x.dtype == dtype
-        and isinstance(norm, nn.BatchNorm2d)
-        and (norm.training or not torch.is_grad_enabled())
+        and all(isinstance(norm, nn.BatchNorm2d) and norm.training == training for norm in norms)
+        and (training or not torch.is_grad_enabled())
         and torch.is_autocast_enabled("cuda")
         and torch.get_autocast_dtype("cuda") == torch.bfloat16
         and has_triton()

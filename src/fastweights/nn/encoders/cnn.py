@@ -76,7 +76,7 @@ class CNN(Encoder):
         return self.finish(self.lower(images, self.depth))
 
     def lower(self, images: Tensor, layers: int) -> Tensor:
-        if self.fusible and 0 < layers <= len(self.norms) and can_be_fused(images, self.norms[0]):
+        if self.fusible and 0 < layers <= len(self.norms) and can_be_fused(images, *self.norms[:layers]):
             from fastweights.kernels.cnn_autograd import run_cnn  # deferred: needs a GPU and Triton
 
             return run_cnn(images, list(self.convolutions)[:layers], list(self.norms)[:layers], self.slope)  # type: ignore[arg-type]

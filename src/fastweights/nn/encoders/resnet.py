@@ -56,7 +56,7 @@ class ResNet(Encoder):
         return self.finish(self.lower(images, self.depth))
 
     def lower(self, images: Tensor, layers: int) -> Tensor:
-        if layers and self.fusible and can_be_fused(images, self.norm):
+        if layers and self.fusible and can_be_fused(images, *self._norms(layers)):
             from fastweights.kernels.resnet import first_block, further_block  # deferred: needs a GPU and Triton
 
             x = self.blocks[0].dropout(first_block(images, self.blocks[0].parts(), self.SLOPE))  # type: ignore[operator]
@@ -70,6 +70,10 @@ class ResNet(Encoder):
             x = self.blocks[layer](x)
         return x
 
+    def _norms(self, layers: int) -> list[nn.Module]:
+        """The batch norms of the first blocks."""
+        return [norm for block in list(self.blocks)[:layers] for norm in block.parts()[1]]  # type: ignore[operator]
+
     def pre_activation(self, x: Tensor, layer: int) -> Tensor:
         return self.blocks[layer].convolutions[:-1](x)  # type: ignore[index, operator]
 
@@ -77,7 +81,7 @@ class ResNet(Encoder):
         return self.blocks[layer].join(activation, x)  # type: ignore[operator]
 
     def finish(self, x: Tensor) -> Tensor:
-        if self.fusible and can_be_fused(x, self.norm, torch.bfloat16):
+        if self.fusible and can_be_fused(x, self.norm, dtype=torch.bfloat16):
             from fastweights.kernels.batch_norm import norm_act  # deferred: needs a GPU and Triton
             from fastweights.kernels.cnn import convolve
 
