@@ -47,6 +47,15 @@ def test_crop_shifts_by_whole_pixels(images):
     assert sum(hit.any().item() for hit in hits.values()) > 10
 
 
+def test_crop_shifts_by_whole_pixels_of_an_oblong_image():
+    torch.manual_seed(0)
+    before = torch.randint(0, 256, (30, 40, 20, 1), dtype=torch.uint8)
+    after = augment(before, ("crop",))
+    padded = torch.nn.functional.pad(before, (0, 0, 4, 4, 4, 4))
+    windows = torch.stack([padded[:, y : y + 40, x : x + 20] for y in range(9) for x in range(9)])
+    assert (after == windows).flatten(2).all(2).any(0).all()
+
+
 def test_a_resized_crop_stays_inside():
     """Nothing of the black outside comes into view."""
     torch.manual_seed(0)
@@ -168,7 +177,7 @@ def test_unknown_names_are_refused():
 def test_an_affine_change_shifts_each_way_by_up_to_seven_per_cent():
     torch.manual_seed(0)
     identity = torch.eye(2, 3).expand(2000, 2, 3)
-    shifts = GEOMETRY["affine"](identity, 28)[:, :, 2]  # the image is 2 wide
+    shifts = GEOMETRY["affine"](identity, (28, 28))[:, :, 2]  # the image is 2 wide
     assert shifts.abs().max() <= 0.14
     assert shifts.min() < -0.13
     assert shifts.max() > 0.13

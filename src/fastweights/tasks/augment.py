@@ -27,21 +27,22 @@ def _uniform(count: int, low: float, high: float, device: torch.device) -> Tenso
     return torch.empty(count, device=device).uniform_(low, high)
 
 
-def _flip(map_: Tensor, height: int) -> Tensor:
+def _flip(map_: Tensor, size: tuple[int, int]) -> Tensor:
     """Mirror half of the images left to right."""
     sign = torch.empty(len(map_), device=map_.device).bernoulli_(0.5) * 2 - 1
     zero = torch.zeros_like(sign)
     return _compose(map_, _linear(sign, zero, zero, torch.ones_like(sign)))
 
 
-def _crop(map_: Tensor, height: int) -> Tensor:
+def _crop(map_: Tensor, size: tuple[int, int]) -> Tensor:
     """Shift by up to a tenth of the image, in whole pixels, as padding and cropping do."""
+    height, width = size
     pad = max(1, height // 10)
-    shift = torch.randint(-pad, pad + 1, (2, len(map_)), device=map_.device) * (2 / height)
-    return _compose(map_, _shift(shift[0], shift[1]))
+    shift = torch.randint(-pad, pad + 1, (2, len(map_)), device=map_.device)
+    return _compose(map_, _shift(shift[0] * (2 / width), shift[1] * (2 / height)))
 
 
-def _resized_crop(map_: Tensor, height: int) -> Tensor:
+def _resized_crop(map_: Tensor, size: tuple[int, int]) -> Tensor:
     """Cut out 35 to 100 % of the area, somewhere inside, and enlarge it."""
     side = _uniform(len(map_), 0.35, 1.0, map_.device).sqrt()
     x, y = (_uniform(len(map_), -1, 1, map_.device) * (1 - side) for _ in range(2))
@@ -49,7 +50,7 @@ def _resized_crop(map_: Tensor, height: int) -> Tensor:
     return _compose(map_, _compose(_shift(x, y), _linear(side, zero, zero, side)))
 
 
-def _affine(map_: Tensor, height: int) -> Tensor:
+def _affine(map_: Tensor, size: tuple[int, int]) -> Tensor:
     """Rotate by up to 15 degrees, scale each axis by 0.85 to 1.15, shear by up to 0.15, shift by up to 7 %."""
     count, device = len(map_), map_.device
     angle, shear = _uniform(count, -math.pi / 12, math.pi / 12, device), _uniform(count, -0.15, 0.15, device)
@@ -60,7 +61,7 @@ def _affine(map_: Tensor, height: int) -> Tensor:
     return _compose(map_, _compose(_shift(x, y), _compose(rotation, stretch)))
 
 
-def _rotate(map_: Tensor, height: int) -> Tensor:
+def _rotate(map_: Tensor, size: tuple[int, int]) -> Tensor:
     """Rotate by a multiple of 90 degrees."""
     return _compose(map_, right_angles(torch.randint(TURNS, (len(map_),), device=map_.device)))
 
@@ -88,7 +89,7 @@ def _compose(outer: Tensor, inner: Tensor) -> Tensor:
     return torch.cat([product[:, :, :2], product[:, :, 2:] + outer[:, :, 2:]], -1)
 
 
-GEOMETRY: dict[str, Callable[[Tensor, int], Tensor]] = {
+GEOMETRY: dict[str, Callable[[Tensor, tuple[int, int]], Tensor]] = {
     "flip": _flip,
     "crop": _crop,
     "resized-crop": _resized_crop,
@@ -129,8 +130,10 @@ def augment_tasks(episode: Episode, names: tuple[str, ...], class_augment: tuple
     """
     if not class_augment:
         return episode.map_x(lambda x: augment(x, names))
-    tasks, way, height = episode.tasks, episode.way, episode.query_x.shape[-3]
-    maps = _drawn(tasks * way, class_augment, height, episode.query_x.device).unflatten(0, (tasks, way))
+    tasks, way = episode.tasks, episode.way
+    maps = _drawn(tasks * way, class_augment, size_of(episode.query_x), episode.query_x.device).unflatten(
+        0, (tasks, way)
+    )
 
     def alike(x: Tensor) -> Tensor:
         return _augment(x, names, class_augment, maps.repeat_interleave(x.shape[1] // way, dim=1).flatten(0, 1))
@@ -150,7 +153,7 @@ def draw_changes(
     images: Tensor, names: tuple[str, ...], later: tuple[str, ...] = (), later_maps: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
     """What to `resample` images (B, H, W, C) by: maps, combined with the later ones, lattice, colours and mode."""
-    maps = _drawn(len(images), names, images.shape[-3], images.device)
+    maps = _drawn(len(images), names, size_of(images), images.device)
     if later_maps is not None:
         maps = _compose(maps, later_maps)
     lattice = _uniform(len(images) * NODES * NODES * 2, -0.1, 0.1, images.device) if ELASTIC in names else None
@@ -158,12 +161,17 @@ def draw_changes(
     return maps, lattice, colours, "nearest" if EXACT.issuperset((*names, *later)) else "bicubic"
 
 
-def _drawn(count: int, names: tuple[str, ...], height: int, device: torch.device) -> Tensor:
+def size_of(images: Tensor) -> tuple[int, int]:
+    """Height and width of images (..., H, W, C)."""
+    return images.shape[-3], images.shape[-2]
+
+
+def _drawn(count: int, names: tuple[str, ...], size: tuple[int, int], device: torch.device) -> Tensor:
     """Random maps (B, 2, 3), one for each image."""
     maps = torch.eye(2, 3, device=device).expand(count, 2, 3)
     for name in names:
         if name in GEOMETRY:
-            maps = GEOMETRY[name](maps, height)
+            maps = GEOMETRY[name](maps, size)
     return maps
 
 
