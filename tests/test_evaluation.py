@@ -58,6 +58,14 @@ def test_items_of_another_split_are_refused(dataset):
         evaluate(LEARNERS["nearest mean"](), dataset.splits["train"], tasks_of(dataset, 2))
 
 
+def test_items_of_another_split_are_refused_where_classes_have_no_names(dataset):
+    shown, drawn_from = dataset.splits["train"], dataset.splits["test"]
+    assert len(shown.offsets) != len(drawn_from.offsets)
+    tasks = tasks_of(replace(dataset, splits={"test": replace(drawn_from, names=())}), 2)
+    with pytest.raises(UserError, match="drawn from another split"):
+        evaluate(LEARNERS["nearest mean"](), replace(shown, names=()), tasks)
+
+
 def test_nan_answers_are_not_counted(dataset):
     learner = LEARNERS["fast weights"]()
     torch.nn.init.constant_(learner.output.slow.weight, torch.nan)
@@ -120,6 +128,15 @@ def test_a_learner_is_left_in_its_mode_whatever_happens(dataset) -> None:
     with pytest.raises(UserError, match="2 label slots"):
         evaluate(learner, dataset.splits["test"], tasks_of(dataset, tasks=1))
     assert learner.training
+
+
+def test_parts_that_are_frozen_in_eval_mode_stay_so(dataset) -> None:
+    learner = LEARNERS["fast weights"]().train()
+    learner.encoder.eval()
+    modes = [part.training for part in learner.modules()]
+    evaluate(learner, dataset.splits["test"], tasks_of(dataset, tasks=1))
+    assert [part.training for part in learner.modules()] == modes
+    assert len(set(modes)) == 2
 
 
 def test_impossible_evaluation_tasks_are_refused(dataset) -> None:

@@ -73,7 +73,8 @@ def evaluate(
     require("what is evaluated", learner, Learner, "a Learner")
     require("the split", items, Items, "Items")
     require("the tasks", tasks, (EvaluationTasks, AllWordsTasks), "EvaluationTasks")
-    if items.names != tasks.sampler.items.names:
+    drawn_from = tasks.sampler.items
+    if items.names != drawn_from.names or not torch.equal(items.offsets.cpu(), drawn_from.offsets.cpu()):
         raise UserError("these tasks were drawn from another split; give evaluate the split they were drawn from.")
     if label_orders and not learner.has_slots:
         raise UserError(f"{type(learner).__name__} has no label slots: its answers do not depend on the label order.")
@@ -103,13 +104,14 @@ def evaluate(
 
 @contextmanager
 def evaluating(learner: Learner) -> Iterator[None]:
-    """Eval mode, and the former mode afterwards, whatever happens."""
-    was_training = learner.training
+    """Eval mode, and the former mode of every part afterwards, whatever happens."""
+    were_training = [part for part in learner.modules() if part.training]
     learner.eval()
     try:
         yield
     finally:
-        learner.train(was_training)
+        for part in were_training:
+            part.training = True
 
 
 Seen = Callable[[Episode], Episode]
