@@ -188,7 +188,7 @@ class Mann(KeyLearner):
         keys, memory = keys.tanh(), state["memory"]
         cosines = unit_norm(keys, TINY) @ unit_norm(memory, TINY).mT
         reading = ((1 + F.softplus(strengths)) * cosines if self.sharpened else cosines).softmax(-1)
-        read = (reading @ memory).view(*hidden.shape[:2], -1)
+        read = (reading @ memory).view(*hidden.shape[:2], self.heads * self.place_width)
         return Seen(hidden, cell, keys, gates.sigmoid(), reading, read)
 
     def _of_heads(self, controls: Tensor) -> list[Tensor]:

@@ -41,7 +41,8 @@ class TrainSettings(Settings):
     finetune_steps: int = option(0, at_least=0)
     """How many of these, the last, are on tasks shaped as in validation and test, and without label smoothing."""
     freeze_encoder_steps: int = option(0, at_least=0)
-    """How many of these, the first, train only the layers above the encoder, which stays frozen."""
+    """How many of these, the first, train only the layers above the encoder. Its weights stay as they are; its batch
+    norm's running statistics do not."""
     seconds: float = option(0.0, at_least=0)
     """Wall-clock limit, pre-training included; 0 is none. The learning rate then falls by the clock. A limit that ends
     during pre-training interrupts the run, which can be resumed with more."""
