@@ -340,3 +340,10 @@ def test_learn_keeps_what_is_there_and_calibrates_on_other_texts(
 def said(capsys: pytest.CaptureFixture[str]) -> str:
     out, err = capsys.readouterr()
     return " ".join((out + err).split())
+
+
+def test_a_text_in_place_of_a_file_is_told_apart_from_a_file_that_is_missing(tmp_path):
+    with pytest.raises(InputError, match=r"'where is my parcel\?' is no file; write texts into a .txt"):
+        texts_in([Path("where is my parcel?")])
+    with pytest.raises(InputError, match="does not exist"):
+        texts_in([tmp_path / "my texts.csv"])

@@ -766,7 +766,8 @@ def _warn(reading: Reading, sight: Sight, inputs: Sequence[Any]) -> None:
     """Say what is odd about inputs, in one sentence each."""
     of = f"of {reading.pictures} pictures" if reading.pictures > 1 else "of 1 picture"
     for name, why in reading.skipped.items():
-        warnings.warn(f"{name} was skipped: {why}", stacklevel=5)
+        itself = f"it{why.removeprefix(name)}" if why.startswith(f"{name} ") else why
+        warnings.warn(f"{name} was skipped: {itself}", stacklevel=5)
     if reading.blank:
         warnings.warn(f"{listed(reading.blank, 3)}: nothing is drawn on {len(reading.blank)} {of}.", stacklevel=5)
     said = sight.encoder.note(inputs) if sight.encoder is not None and sight.encoder.note is not None else ""

@@ -165,6 +165,8 @@ def texts_in(paths: Sequence[Path]) -> list[str]:
     """The texts of some files, each once: of a table its column text, of a .txt file its lines."""
     found: dict[str, None] = {}
     for path in paths:
+        if " " in path.name and not is_texts(path) and not path.exists():
+            raise InputError(f"{str(path)!r} is no file; write texts into a .txt, one on each line, and name it.")
         if not path.is_file():
             raise InputError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; name a file of texts.")
         if not is_texts(path):

@@ -157,7 +157,8 @@ def predict(
                 answered += len(rows)
                 report("labelling", min(first + AT_A_TIME, len(left)), len(left))
     if left and not answered:
-        raise UserError(f"none of the {len(left):,} {called} can be read; name others.")
+        which = f"none of the {len(left):,} {called}" if len(left) > 1 else f"no {of}"
+        raise UserError(f"{which} can be read; name others.")
     if out is None:
         console.print(_answer_table(shown, top, of))
         if answered > SHOWN:
@@ -225,7 +226,7 @@ def inspect(
     looked_at = Classifier.load(classifier, encoder=UNASKED, progress=False)
     found = inspected(looked_at.memory_, looked_at._refined.of(looked_at.memory_))
     name = looked_at._sight.name
-    table = Table(title=f"{len(looked_at.classes_)} classes seen by {name}", title_justify="left")
+    table = Table(title=f"{_classes(len(looked_at.classes_))} seen by {name}", title_justify="left")
     table.add_column("class")
     table.add_column("examples", justify="right")
     table.add_column("recognised", justify="right")
@@ -441,9 +442,13 @@ def _as_known(label: str, known: Sequence[Any]) -> Any:
 
 def _say_classes(classifier: Classifier, path: Path) -> None:
     counts = classifier.memory_.counts
-    each = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
-    plural = "example" if each == "1" else "examples"
-    say(f"{path}: {len(counts):,} classes of {each} {plural} each: {listed(classifier.memory_.labels)}.")
+    examples = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+    of_each = f"{examples} example{'s' * (examples != '1')}{' each' * (len(counts) > 1)}"
+    say(f"{path}: {_classes(len(counts))} of {of_each}: {listed(classifier.memory_.labels)}.")
+
+
+def _classes(count: int) -> str:
+    return f"{count:,} class{'es' * (count != 1)}"
 
 
 def _answer_table(rows: Sequence[Row], top: int, of: str) -> Table:
