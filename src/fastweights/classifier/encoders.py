@@ -8,10 +8,9 @@ What an encoder answers is checked: one vector of finite numbers for each item, 
 its items are asked one by one, so that the one that is to blame is named and the others are not lost.
 
 An encoder is not stored along with a classifier but named. Its digest says whether it is still the same: of the weights
-of all networks that it is, is bound to or refers to, and of its source.
+of all networks that it is, is bound to or refers to, and of its code and settings (`encoder_digests`).
 """
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from PIL import Image, ImageOps
 from torch import nn
 
 from fastweights.classifier.calibration import Calibration
+from fastweights.classifier.encoder_digests import digests_of
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.inputs import THREADS, contents, name_of
 from fastweights.classifier.key_cache import KeyCache
@@ -51,7 +51,7 @@ class Encoder:
     ask: Callable[[list[Any]], Any]
     """A batch of prepared items as vectors."""
     source: str
-    """A digest of its code."""
+    """A digest of its code and settings."""
     weights: str
     """A digest of the weights of its networks; empty where it has none."""
     prepare: Callable[[Any], Any] | None = None
@@ -64,6 +64,8 @@ class Encoder:
     """None where nothing is known of how sure it may be."""
     note: Callable[[Sequence[Any]], str] | None = None
     """What is to be said of some items, in one sentence; empty for nothing."""
+    width: int | None = None
+    """Of its vectors; None where only asking can tell."""
 
     def encode(
         self,
@@ -246,8 +248,8 @@ def encoder_of(given: Any, prepare: Callable[[Any], Any] | None = None) -> Encod
         raise InputError(f"prepare is a function of one item, not {type(prepare).__name__}.")
     ask = ModuleAsker(given) if isinstance(given, nn.Module) else given
     parts = [given] if prepare is None else [given, prepare]
-    networks = [network for part in parts for network in _networks(part)]
-    return Encoder(name, ask, _digest_of_source(parts), _digest_of_weights(networks), prepare)
+    source, weights = digests_of(parts)
+    return Encoder(name, ask, source, weights, prepare)
 
 
 class ModuleAsker:
@@ -293,42 +295,3 @@ def _name(given: Any) -> str:
     if inspect.ismethod(given):
         return f"{type(given.__self__).__name__}.{given.__name__}"
     return str(getattr(given, "__name__", type(given).__name__))
-
-
-def _networks(given: Any) -> list[nn.Module]:
-    """The networks that an encoder is, is bound to, or refers to."""
-    if isinstance(given, nn.Module):
-        return [given]
-    owner = getattr(given, "__self__", None)
-    if isinstance(owner, nn.Module):
-        return [owner]
-    if inspect.isfunction(given):
-        used = inspect.getclosurevars(given)
-        around = {**used.globals, **used.nonlocals}
-        return [around[name] for name in sorted(around) if isinstance(around[name], nn.Module)]
-    inside = getattr(given if owner is None else owner, "__dict__", {})
-    return [inside[name] for name in sorted(inside) if isinstance(inside[name], nn.Module)]
-
-
-def _digest_of_weights(networks: Sequence[nn.Module]) -> str:
-    if not networks:
-        return ""
-    digest = hashlib.sha256()
-    for network in networks:
-        for name, tensor in sorted(network.state_dict().items()):
-            if isinstance(tensor, torch.Tensor):
-                flat = tensor.detach().cpu().contiguous().reshape(-1)
-                digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-                digest.update(flat.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _digest_of_source(parts: Sequence[Any]) -> str:
-    texts = []
-    for part in parts:
-        code = part if inspect.isroutine(part) else type(part)
-        try:
-            texts.append(inspect.getsource(code))
-        except (OSError, TypeError):  # typed at a prompt, or not written in Python
-            texts.append(f"{getattr(code, '__module__', '')}.{getattr(code, '__qualname__', repr(code))}")
-    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()

@@ -6,6 +6,7 @@ is read, and every claim is checked against the tensors before it is believed.
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,10 @@ from fastweights.utils.files import replacing
 FORMAT = "fastweights-classifier-1"
 LARGEST = 64 * 2**30
 """Bytes; a larger file is no classifier."""
+LONG = 16 * 2**20
+"""Characters; what is said at greater length is stored as a tensor, since headers of files have their limit."""
+SAID = "classifier"
+"""Where all is said that is no tensor; the name of the tensor, too."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,14 @@ def write(path: Path | str, seen_by: Sight | Model | None, memory: Memory, strea
     if streamed:
         header["stream"] = streamed
     tensors |= {f"model.{name}": tensor for name, tensor in weights.items()}
-    text = json.dumps(header)  # in ASCII: names of files need not be Unicode
-    metadata = {"format": FORMAT, "classifier": text}
     path = Path(path)
+    try:
+        text = json.dumps(header, allow_nan=False)  # in ASCII: names of files need not be Unicode
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path} cannot be written ({error}), the former file is kept.") from None
+    if len(text) > LONG:
+        tensors[SAID], text = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), ""
+    metadata = {"format": FORMAT, SAID: text}
     try:
         with replacing(path) as draft:
             save_file(tensors, draft, metadata={**metadata, DIGEST: digest_of_file(tensors, metadata)})
@@ -103,7 +113,7 @@ def read(path: Path | str, model: Any = None, device: str = "cpu", encoder: Enco
     if not is_intact(tensors, metadata):
         raise InputError(f"{path} is damaged: its contents do not match their digest; restore it from a copy.")
     try:
-        header = parse_written(metadata["classifier"])
+        header = parse_written(metadata[SAID] or bytes(tensors.pop(SAID).numpy()).decode())
         _check_times(header.get("stream", {}))
         stream, times = streams.from_json(header.get("stream", {}), len(header["examples"]))
         memory = _memory_in(tensors, header, stream, times)
@@ -114,6 +124,9 @@ def read(path: Path | str, model: Any = None, device: str = "cpu", encoder: Enco
         width = Sight(found, encoded, adapter).width
         if width is not None and width != memory.width:
             raise ValueError(f"keys of width {memory.width} for a model of width {width}")
+        below = None if encoded is None else encoded.width
+        if adapter is not None and below is not None and below != adapter.inputs:
+            raise ValueError(f"an adapter of {adapter.inputs} inputs above vectors of width {below}")
     except UserError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IndexError, OverflowError) as error:
@@ -223,8 +236,8 @@ def _encoder_in(
         )
     if given.source != said["source"]:
         warnings.warn(
-            f"the code of the encoder {given.name} is not what {path} was made with; if it makes other vectors, learn "
-            "the examples again.",
+            f"the code or the settings of the encoder {given.name} are not what {path} was made with; if it makes "
+            "other vectors, learn the examples again.",
             stacklevel=4,
         )
     return given
@@ -296,7 +309,7 @@ def _written(label: Any) -> Any:
 
 
 def _is_label(label: Any) -> bool:
-    return isinstance(label, (str, int, float)) and label == label  # not NaN
+    return isinstance(label, (str, int)) or (isinstance(label, float) and math.isfinite(label))
 
 
 def is_intact(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bool:
