@@ -540,3 +540,31 @@ def test_a_large_memory_is_refined_anew_only_when_it_has_grown(monkeypatch: pyte
     assert model._refined._calibration is before
     model.add("class 0", X[:50]).predict(X)
     assert model._refined._calibration is not before
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_examples_that_were_left_out_give_their_number_to_nobody() -> None:
+    """Names are numbers of places: another example must not come to have one that is taken."""
+    o, x, wave = (np.array(drawing(name)) for name in ("bar", "cross", "wave"))
+    model = Classifier("drawings").fit([o, o, x], ["o", "o", "x"])
+    model.add("wave", [wave])
+    names = model.memory_.names
+    assert len(set(names)) == len(names) == 3
+    model.forget_example(names[2])
+    assert model.classes_.tolist() == ["o", "x"]
+
+
+def test_merged_examples_are_called_by_numbers_of_their_own() -> None:
+    rng = np.random.default_rng(0)
+    model = Classifier().fit(rng.normal(size=(2, 8)), ["a", "b"])
+    model.merge(Classifier().fit(rng.normal(size=(4, 8)), ["a", "b", "c", "d"]))
+    assert len(set(model.memory_.names)) == 6
+
+
+@pytest.mark.parametrize("label", ["", "  ", "\ud800", float("inf"), float("nan"), None])
+def test_what_is_no_name_of_a_class_is_refused(label: object) -> None:
+    with pytest.raises(InputError, match="a class is named by a text"):
+        Classifier().fit({"a": np.eye(2), label: np.eye(2)})
+    model = Classifier().fit(np.eye(2), ["a", "b"])
+    with pytest.raises(InputError, match="a class is named by a text"):
+        model.add(label, np.ones((1, 2)))

@@ -3,6 +3,7 @@
 import io
 import os
 import struct
+import subprocess
 import warnings
 import zlib
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 from fastweights.classifier import inputs
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.inputs import Preparation, as_list, batches, name_of, seen
+from fastweights.data.images import opened
 from fastweights.utils.errors import UserError
 
 from .drawn import drawing, photo
@@ -240,3 +242,13 @@ def test_pictures_that_no_model_takes_are_refused_at_once() -> None:
     for shape in ((10**6, 10**6, 3), (28, 28, 2), (5000, 28, 1)):
         with pytest.raises(ValueError, match="none that a model takes"):
             Preparation("picture", shape)
+
+
+def test_no_program_is_started_to_read_a_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pillow has Ghostscript read what begins as PostScript does, whatever it is called."""
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\n0 0 moveto\nshowpage\n%%EOF\n"
+    (tmp_path / "x.png").write_bytes(script)
+    monkeypatch.setattr(subprocess, "check_call", lambda *_, **__: pytest.fail("a program was started"))
+    unknown = pytest.raises(UserError, match=r"x\.png is not a readable picture \(unknown format\)")
+    with unknown, opened((tmp_path / "x.png").read_bytes(), "x.png") as image:
+        image.load()

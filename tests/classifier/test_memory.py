@@ -282,3 +282,15 @@ def test_keys_of_zeros_stay_zeros_and_lists_stay_short() -> None:
     assert not unit(np.zeros((2, 3))).any()
     assert listed(list("abc"), 2) == "a, b and 1 more"
     assert listed([]) == "none"
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 64, 512])
+def test_what_has_the_length_one_is_not_normalised_again(width: int) -> None:
+    """So that keys that are taken over from elsewhere are the very same."""
+    once = unit(np.random.default_rng(0).normal(size=(20_000, width)) * 3)
+    np.testing.assert_allclose(np.linalg.norm(once.astype(np.float64), axis=1), 1, atol=1.2e-7)
+    assert unit(once).tobytes() == once.tobytes()
+    assert unit(once.astype(np.float64)).tobytes() == once.tobytes()
+    with np.errstate(over="raise"):
+        np.testing.assert_allclose(np.linalg.norm(unit(once * 1e30), axis=1), 1, atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(unit(once.astype(np.float64) * 1e200), axis=1), 1, atol=1e-6)

@@ -354,3 +354,45 @@ def test_bad_times_are_refused() -> None:
     with pytest.raises(InputError, match="set half_life, too"):
         Classifier().fit(keys(3), list("abc")).add("a", keys(1), when=3)
     assert len(model.memory_) == 3
+
+
+def test_numbers_of_numpy_are_saved_as_any_other(tmp_path: Path) -> None:
+    for options in (
+        {"limit": np.int64(3)},
+        {"limit": {np.int64(0): np.int32(3)}},
+        {"half_life": np.float32(3)},
+        {"half_life": np.int64(3), "limit": 2},
+    ):
+        model = Classifier(**options).fit(keys(), [0, 1] * 5)
+        model.save(tmp_path / "x.fw")
+        loaded = Classifier.load(tmp_path / "x.fw")
+        assert loaded._stream.limit == model._stream.limit
+        assert loaded._stream.half_life == model._stream.half_life
+
+
+def test_a_limit_is_of_a_size_that_can_be_meant() -> None:
+    with pytest.raises(InputError, match="up to a billion"):
+        streams.Stream(limit=10**30)
+
+
+def test_a_time_in_an_array_of_no_dimensions_is_one_time() -> None:
+    assert streams.seconds(np.array(5.0), 2) == [5.0, 5.0]
+    when = np.array("2026-11-19", dtype="datetime64[ns]")
+    assert streams.seconds(when, 1) == streams.seconds("2026-11-19", 1)
+
+
+def test_where_one_example_of_each_class_outweighs_the_others_nothing_is_known_of_keys() -> None:
+    """Its pairs weigh nothing: what is left is a guess, and neither NaN nor noise."""
+    for first, second in ((np.eye(4) + 0.1, np.eye(4)), (keys(4), keys(4, seed=1))):
+        model = Classifier(half_life=1)
+        model.partial_fit(first, list("abcd"), when="2025-01-01")
+        model.partial_fit(second, list("abcd"), when="2025-06-01")
+        assert _within(model.memory_, 0.4, 0) == 0.4
+        assert np.isfinite(model.predict_proba(second)).all()
+        assert model.predict(second).tolist() == list("abcd")
+
+
+def test_what_was_done_to_a_class_that_is_no_text_is_written_down_too(tmp_path: Path) -> None:
+    model = Classifier(audit=True).fit(np.eye(2), ["a", "b"])
+    model.add(("c", 1), np.ones((1, 2))).forget(("c", 1)).save(tmp_path / "x.fw")
+    assert [one["label"] for one in Classifier.load(tmp_path / "x.fw").audit_[-2:]] == ["('c', 1)"] * 2

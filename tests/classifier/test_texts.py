@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from fastweights import Classifier
+from fastweights.classifier import files
 from fastweights.classifier.errors import InputError
-from fastweights.classifier.texts import FEATURES, Hashed, labelled_texts, texts_in
+from fastweights.classifier.memory import Memory
+from fastweights.classifier.sight import Sight
+from fastweights.classifier.texts import FEATURES, Hashed, hashed_texts, labelled_texts, texts_in
 from fastweights.cli import main as cli
 from fastweights.data.own import load as load_own
 from fastweights.learners.registry import LearnerSettings, preset
@@ -347,3 +350,35 @@ def test_a_text_in_place_of_a_file_is_told_apart_from_a_file_that_is_missing(tmp
         texts_in([Path("where is my parcel?")])
     with pytest.raises(InputError, match="does not exist"):
         texts_in([tmp_path / "my texts.csv"])
+
+
+def test_a_file_of_texts_hashed_to_more_places_than_it_has_keys_of_is_refused(tmp_path):
+    """A few bytes would have every question take gigabytes."""
+    path = tmp_path / "x.fw"
+    memory = Memory(2)
+    memory.add(np.eye(2), ["a", "b"])
+    files.write(path, Sight(encoder=hashed_texts(2**22)), memory)
+    with pytest.raises(InputError, match="keys of width 2 for a model of width 4194304"):
+        Classifier.load(path)
+
+
+def test_long_texts_are_kept_whole(tmp_path, monkeypatch):
+    """The names of examples are their texts, which may be more than the header of a file can hold."""
+    monkeypatch.setattr(files, "LONG", 1000)
+    texts = [f"{word} 語 " * 200 for word in ("card", "login", "parcel")]
+    model = Classifier("texts").fit(texts, ["a", "b", "c"])
+    model.save(tmp_path / "x.fw")
+    loaded = Classifier.load(tmp_path / "x.fw")
+    assert loaded.memory_.names == model.memory_.names
+    assert loaded.predict(texts).tolist() == ["a", "b", "c"]
+    data = bytearray((tmp_path / "x.fw").read_bytes())
+    data[data.index(b"card")] ^= 1
+    (tmp_path / "x.fw").write_bytes(data)
+    with pytest.raises(InputError, match="is damaged"):
+        Classifier.load(tmp_path / "x.fw")
+
+
+def test_a_blank_label_is_none(tmp_path):
+    (tmp_path / "x.csv").write_text("text,label\nhello world,  \ngoodbye moon,b\n")
+    with pytest.raises(InputError, match="line 2, lacks a text or a label"):
+        labelled_texts(tmp_path / "x.csv")

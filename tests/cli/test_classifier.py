@@ -5,6 +5,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -553,3 +554,29 @@ def test_a_model_of_ones_own_is_packed_and_used(run, refused, dataset, monkeypat
     assert "was trained on all classes, too" in refused("pack", "all", "--twin", "all", "-o", "x.safetensors")
     said = run("pack", "all", "--twin", "run", "-o", "x.safetensors")
     assert "x.safetensors: " in said
+
+
+def test_copies_into_a_folder_above_the_pictures(run, refused, known, scans):
+    Path("pics").mkdir()
+    shutil.move("scans", "pics/scans")
+    said = run("predict", known, "pics/scans", "--copy-to", "pics")
+    assert "Sorted copies: pics" in said
+    for name in NAMES:
+        assert Path(f"pics/{name}/{name}.png").is_file()
+    assert "Read 6 pictures" in run("predict", known, "pics", "--copy-to", "pics")  # without the copies
+    assert "lie in folders of pics already" in refused("predict", known, f"pics/{NAMES[0]}", "--copy-to", "pics")
+
+
+def test_what_has_its_labels_is_not_said_to_be_copied(run, known, scans):
+    run("predict", known, scans, "-o", "labels.csv")
+    said = run("predict", known, scans, "-o", "labels.csv", "--resume", "--copy-to", "sorted")
+    assert "Sorted copies" not in said
+    assert not Path("sorted").exists()
+
+
+def test_labels_of_long_texts_can_be_gone_on_with(run):
+    Path("topics.csv").write_text("text,label\nmy card,card\nmy parcel,parcel\n")
+    run("learn", "topics.csv", "-o", "topics.fw")
+    Path("long.txt").write_text("card " * 40_000 + "\n")
+    run("predict", "topics.fw", "long.txt", "-o", "labels.csv")
+    assert "Labels of 1 texts" in run("predict", "topics.fw", "long.txt", "-o", "labels.csv", "--resume")

@@ -9,6 +9,7 @@ A scikit-learn estimator: what it was told at its making, `fit`, and attributes 
 """
 
 import hashlib
+import math
 import sys
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -268,7 +269,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             keys, names = theirs.keys.copy(), list(theirs.names)
             labels = [theirs.labels[number] for number in theirs.class_of]
             times = theirs.times.tolist() if isinstance(theirs, FadingMemory) else None
-        taken, number = set(mine.names), mine.next_number
+        taken, number = set(mine.names), max(mine.next_number, theirs.next_number)
         for place, name in enumerate(names):
             if name.isdecimal() and name in taken:  # a number that this one gave away, too
                 names[place], number = str(number), number + 1
@@ -799,9 +800,21 @@ def _is_same(one: Any, other: Any) -> bool:
 def _plain(label: Any) -> Label:
     """A label of numpy as Python's own, which hashes and compares as one expects; None stands for no class."""
     plain = label.item() if isinstance(label, np.generic) else label
-    if plain is None or not isinstance(plain, Hashable) or plain != plain:
+    odd_number = isinstance(plain, float) and not math.isfinite(plain)
+    if plain is None or odd_number or not isinstance(plain, Hashable):
         raise InputError(f"a class is named by a text or a number, not by {plain!r}.")
+    if isinstance(plain, str) and not (plain.strip() and _can_be_written(plain)):
+        raise InputError(f"a class is named by a text that can be read, not by {plain!r}; give it a name.")
     return plain
+
+
+def _can_be_written(text: str) -> bool:
+    """Whether it is Unicode, or the name of a file."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _ordered(labels: Sequence[Label]) -> list[Label]:

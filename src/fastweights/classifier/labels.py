@@ -11,6 +11,7 @@ from typing import IO, Any, Self
 
 from fastweights.classifier.errors import InputError
 from fastweights.utils.files import claim
+from fastweights.utils.reading import LARGEST_TEXT
 
 SUFFIXES = (".csv", ".jsonl")
 
@@ -115,7 +116,11 @@ class Labels:
                 file.truncate(len(whole.encode("utf-8", "surrogateescape")))
 
     def _files_of_csv(self, text: str) -> set[str]:
-        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        usual = csv.field_size_limit(LARGEST_TEXT)  # whole texts may have been labelled
+        try:
+            rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        finally:
+            csv.field_size_limit(usual)
         if rows and (rows[0] != self.columns or any(len(row) != len(self.columns) for row in rows)):
             raise ValueError("other columns")
         return {row[0] for row in rows[1:]}

@@ -15,6 +15,8 @@ import numpy as np
 from fastweights.classifier.errors import InputError
 
 Label = Hashable
+ROUNDING = 1.2e-7
+"""By how much the length of a key may differ from one for its being in float32."""
 EXACT = 2**20
 """Memories of at most so many numbers are read in double precision."""
 
@@ -102,8 +104,9 @@ class Memory:
             places = slice(len(self), len(self) + len(units))
             self._keys[places], self._class_of[places] = units, classes
             numbers = range(self.next_number, self.next_number + len(units))
-            self.names += [str(name) for name in (numbers if names is None else names)]
-            self.next_number = numbers.stop
+            new_names = [str(name) for name in (numbers if names is None else names)]
+            self.names += new_names
+            self.next_number = max(numbers.stop, _number_after(new_names))
             self._sum(classes, units)
 
     def restore(self, keys: np.ndarray, class_of: np.ndarray, labels: Sequence[Label], names: Sequence[str]) -> None:
@@ -111,8 +114,7 @@ class Memory:
         with self._lock:
             self.labels, self.names = list(labels), list(names)
             self._index = {label: number for number, label in enumerate(self.labels)}
-            numbers = (int(name) for name in self.names if name.isdecimal() and len(name) < 19)
-            self.next_number = max(numbers, default=-1) + 1
+            self.next_number = _number_after(self.names)
             self._grow(len(self))
             self._keys[: len(self)], self._class_of[: len(self)] = keys, class_of
             self._sum(self.class_of, self.keys)
@@ -239,11 +241,19 @@ class Memory:
         self._lock = threading.RLock()
 
 
+def _number_after(names: Sequence[str]) -> int:
+    """A number beyond those that some examples are called by."""
+    return 1 + max((int(name) for name in names if name.isdecimal() and len(name) < 19), default=-1)
+
+
 def unit(keys: np.ndarray) -> np.ndarray:
-    """Keys of length one, in float32, however short or long they were; zeros stay zeros."""
+    """Keys of length one, in float32, however short or long they were; zeros, and what has that length, stay."""
+    with np.errstate(over="ignore"):
+        given = np.asarray(keys).astype(np.float32)
+        is_unit = np.abs(np.linalg.norm(given.astype(np.float64), axis=-1, keepdims=True) - 1) <= ROUNDING
     keys = scaled(keys).astype(np.float32)
     norms = np.linalg.norm(keys.astype(np.float64), axis=-1, keepdims=True)
-    return (keys / np.maximum(norms, 1e-12)).astype(np.float32)
+    return np.where(is_unit, given, (keys / np.maximum(norms, 1e-12)).astype(np.float32))
 
 
 def scaled(keys: np.ndarray) -> np.ndarray:

@@ -72,7 +72,8 @@ class Sight:
     @property
     def width(self) -> int | None:
         """The width of keys; None where only asking can tell."""
-        return self.adapter.width if self.adapter else self.model.width if self.model else None
+        last = self.adapter or self.model or self.encoder
+        return None if last is None else last.width
 
     def of_arrays(self, embeddings: np.ndarray) -> np.ndarray:
         """Embeddings, or the vectors of an encoder, as unit keys."""

@@ -20,6 +20,8 @@ from fastweights.classifier.errors import InputError
 from fastweights.classifier.memory import Label, Memory, unit
 
 DAY = 86400.0
+MOST_KEPT = 10**9
+"""Examples of a class."""
 """Seconds."""
 
 
@@ -137,10 +139,16 @@ class Stream:
             raise InputError(f"half_life is a number of days above zero, not {self.half_life!r}.")
         limits = self.limit.values() if isinstance(self.limit, Mapping) else [] if self.limit is None else [self.limit]
         for one in limits:
-            if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or one < 1:
+            if isinstance(one, bool) or not isinstance(one, (int, np.integer)) or not 1 <= one <= MOST_KEPT:
                 raise InputError(
-                    f"a class keeps at least one example: limit is a whole number above zero, not {one!r}."
+                    "a class keeps at least one example: limit is a whole number above zero, up to a billion, not "
+                    f"{one!r}."
                 )
+        self.half_life = _plain(self.half_life)
+        if isinstance(self.limit, Mapping):
+            self.limit = {_plain(label): _plain(most) for label, most in self.limit.items()}
+        else:
+            self.limit = _plain(self.limit)
 
     def memory(self, width: int) -> Memory:
         return Memory(width) if self.half_life is None else FadingMemory(width, self.half_life)
@@ -152,7 +160,8 @@ class Stream:
         """Write down what was done."""
         if self.audit is not None and examples:
             when = datetime.fromtimestamp(now(), UTC).isoformat(timespec="milliseconds")
-            self.audit.append({"when": when, "what": what, "label": label, "examples": list(examples)})
+            named = label if isinstance(label, (str, int, float)) else str(label)
+            self.audit.append({"when": when, "what": what, "label": named, "examples": list(examples)})
 
     def trim(self, memory: Memory, labels: Sequence[Label]) -> bool:
         """Have classes keep no more than they may; whether anything was forgotten."""
@@ -193,6 +202,7 @@ def from_json(said: Mapping[str, Any], examples: int) -> tuple[Stream, np.ndarra
 
 def seconds(when: Any, count: int) -> list[float]:
     """One time, or one for each of so many examples, in seconds since 1970."""
+    when = when[()] if isinstance(when, np.ndarray) else when  # an array of no dimensions is one time
     several = isinstance(when, (Sequence, np.ndarray)) and not isinstance(when, str)
     times = [_seconds(one) for one in when] if several else [_seconds(when)] * count
     if len(times) != count:
@@ -216,6 +226,11 @@ def _seconds(when: Any) -> float:
     except (ValueError, OverflowError):
         pass
     raise InputError(f"{when!r} is no time; give a date, 2026-11-17 say, or seconds since 1970.")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy as Python's own, which JSON can hold."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_number(value: Any) -> bool:

@@ -47,7 +47,7 @@ CALIBRATION = Calibration(2.23, 0.08, 8.50, 0.05, (-0.63, 4.96, 9.79, -0.02, 0.1
 def hashed_texts(features: int = FEATURES) -> Encoder:
     """The encoder that needs nothing."""
     said, source = {"features": features}, f"{NAME}-1-{features}"
-    return Encoder(NAME, Hashed(features), source, "", _as_text, NAME, said, calibration=CALIBRATION)
+    return Encoder(NAME, Hashed(features), source, "", _as_text, NAME, said, calibration=CALIBRATION, width=features)
 
 
 class Hashed:
@@ -152,7 +152,8 @@ def labelled_texts(path: Path) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for line, row in _rows(path):
         text, label = row.get("text"), row.get("label")
-        if not isinstance(text, str) or not text.strip() or not isinstance(label, (str, int, float)) or label == "":
+        is_label = isinstance(label, (str, int, float)) and str(label).strip()
+        if not isinstance(text, str) or not text.strip() or not is_label:
             raise InputError(f"{path}, line {line}, lacks a text or a label; every row needs both.")
         groups.setdefault(str(label).strip(), []).append(text.strip())
     if len(groups) < 2:

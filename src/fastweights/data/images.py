@@ -17,6 +17,8 @@ from fastweights.utils.errors import UserError
 from fastweights.utils.progress import Report
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "WEBP", "TIFF")
+"""What may be in such files, whatever they are called: Pillow knows others, and starts a program to read some."""
 MOST_PIXELS = 100_000_000
 """A picture with more is refused before it is decoded: a few bytes can declare gigabytes."""
 BATCH = 256
@@ -34,7 +36,7 @@ SHOWN_SIZE = 84
 def opened(data: bytes, name: str, side: int | None = None) -> Iterator[Image.Image]:
     """A picture from the bytes of a file, perhaps required to be a square; errors name the file."""
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
         pixels = f"{image.width} x {image.height} pixels"
         if image.width * image.height > MOST_PIXELS:
             raise UserError(f"{name} claims {pixels}, too many for a picture; remove it.")
