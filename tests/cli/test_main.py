@@ -210,8 +210,25 @@ def test_a_run_whose_seconds_end_in_pretraining_says_how_to_go_on(monkeypatch, c
     said = capsys.readouterr().out
     assert "Stopped in pre-training, its 0.001 seconds being over; go on with: " in said
     assert "fastweights train --resume --out run --seconds MORE" in said
+    assert "would take" not in said  # how long a step takes is not known
     assert call(monkeypatch, "train", "--resume", "--out", "run", "--seconds", "100") == 0
     assert "Test:" in capsys.readouterr().out
+
+
+def test_accuracy_on_classes_trained_on_is_called_so_wherever_it_is_told(monkeypatch, capsys):
+    assert train(monkeypatch, "--train-on-validation") == 0
+    assert call(monkeypatch, "train", "--out", "other", *NARROW, *QUICK) == 0
+    capsys.readouterr()
+    for split, models in {"val": ["run"], "train": ["run", "other"], "test": []}.items():
+        asked = ["--split", split, "--tasks", "5", "--queries", "3"]
+        for model in ("run", "other"):
+            assert call(monkeypatch, "evaluate", model, *asked) == 0
+            assert ("of classes trained on" in capsys.readouterr().out) == (model in models)
+            assert call(monkeypatch, "evaluate", model, *asked, "--json") == 0
+            assert json.loads(capsys.readouterr().out)["classes_trained_on"] == (model in models)
+        assert call(monkeypatch, "compare", "run", "other", *asked, "--format", "md") == 0
+        told = [line for line in capsys.readouterr().out.splitlines() if "(classes trained on)" in line]
+        assert len(told) == len(models)
 
 
 def test_validation_of_classes_trained_on_is_called_so(monkeypatch, capsys):

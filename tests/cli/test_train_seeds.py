@@ -3,13 +3,15 @@
 import signal
 
 import pytest
+import torch
+from test_compare import OWN
 from test_main import NARROW, QUICK, call, refused, small_data  # noqa: F401
 
 from fastweights.cli import seeds as of_seeds
 from fastweights.cli import train as command
 from fastweights.learners import saved as files
 from fastweights.training.checkpoint import training_of
-from fastweights.training.loop import CHECKPOINT, MODEL
+from fastweights.training.loop import CHECKPOINT, MODEL, Outcome, Training
 from fastweights.utils.errors import UserError
 
 
@@ -85,6 +87,52 @@ def test_ctrl_c_leaves_all_in_order_and_resume_does_the_rest(monkeypatch, capsys
 
     assert train_seeds(monkeypatch, "1", "--out", "whole") == 0
     assert of_seeds.finished(tmp_path / "whole" / "seed-1") == of_seeds.finished(tmp_path / "run" / "seed-1")
+
+
+def test_seeds_of_several_lengths_have_no_mean(monkeypatch, capsys):
+    """As after --resume --steps 8 that was interrupted at the second seed."""
+    assert train_seeds(monkeypatch, "0-1") == 0
+    assert call(monkeypatch, "train", "--resume", "--seeds", "0", "--out", "run", "--steps", "8") == 0
+    problem = refused(monkeypatch, capsys, "train", "--resume", "--seeds", "0-1", "--out", "run")
+    assert "the seeds in run are for 6 and 8 steps; give all of them the same by --steps" in problem
+    assert call(monkeypatch, "train", "--resume", "--seeds", "0-1", "--out", "run", "--steps", "8") == 0
+
+
+def test_the_way_on_names_what_was_asked_of_a_resumed_run(monkeypatch, capsys):
+    assert train_seeds(monkeypatch, "0-1") == 0
+    monkeypatch.setattr(command, "_run", lambda training: stopped(training))
+    assert call(monkeypatch, "train", "--resume", "--out", "run", "--steps", "8") == 130
+    assert "go on with: fastweights train --resume --seeds 0-1 --steps 8 --out run" in capsys.readouterr().out
+
+
+def stopped(training: Training) -> Outcome:
+    return Outcome(training.counters, True, None)
+
+
+def test_weights_of_a_learner_from_a_file_are_seeded(monkeypatch, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    own = ["--learner", "own.py:Mine", *QUICK]
+    for where, more in (("a", ["--seed", "1"]), ("b", ["--seed", "1"]), ("several", ["--seeds", "0-1"])):
+        torch.manual_seed(len(where))  # whatever was drawn before
+        assert call(monkeypatch, "train", *own, "--out", where, *more) == 0
+    (tmp_path / "several" / "seed-1" / CHECKPOINT).unlink()
+    (tmp_path / "several" / "seed-1").rename(tmp_path / "first")
+    again = ["train", "--resume", "--learner", "own.py:Mine", "--out", "several", "--seeds", "0-1"]
+    assert call(monkeypatch, *again) == 0
+    folders = ["a", "b", "first", "several/seed-1"]
+    weights = [files.load(tmp_path / folder / MODEL).section("best")["layer.weight"] for folder in folders]
+    assert all(torch.equal(one, weights[0]) for one in weights)
+    others = files.load(tmp_path / "several" / "seed-0" / MODEL).section("best")["layer.weight"]
+    assert not torch.equal(others, weights[0])
+
+
+def test_a_model_without_its_checkpoint_is_not_overwritten(monkeypatch, capsys, tmp_path):
+    assert call(monkeypatch, "train", "--out", "run", *NARROW, *QUICK) == 0
+    (tmp_path / "run" / CHECKPOINT).unlink()
+    before = (tmp_path / "run" / MODEL).read_bytes()
+    problem = refused(monkeypatch, capsys, "train", "--out", "run", *NARROW, *QUICK)
+    assert "run already holds a model; choose another --out" in problem
+    assert (tmp_path / "run" / MODEL).read_bytes() == before
 
 
 def test_all_seeds_of_a_folder_are_given_more_steps(monkeypatch, capsys, tmp_path):

@@ -414,3 +414,10 @@ def test_a_dataset_that_a_file_names_is_read_only_where_it_was_used_before(tmp_p
     require_familiar(*about)
     require_familiar(tmp_path / "model", "strokes", "", tmp_path / "root")
     require_familiar(tmp_path / "model", str(tmp_path / "gone"), "", tmp_path / "root")  # opening it says more
+
+
+def test_a_link_to_nowhere_is_named(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "x.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(UserError, match=r"x\.png is a link to a file that is not there; remove it"):
+        load(tmp_path)

@@ -88,6 +88,10 @@ def test_a_name_that_occurs_twice_is_refused_as_such(tmp_path):
             archive.writestr("a/x.png", b"two")
     with pytest.raises(UserError, match=r"twice\.zip is refused: it has two entries called 'a/x\.png'"):
         Files([tmp_path / "twice.zip"])
+    for other in ("a\\x.png", "a//x.png", "a/./x.png", "./a/x.png"):
+        path = pack(tmp_path / "slashes.zip", {"a/x.png": b"one", other: b"two"})
+        with pytest.raises(UserError, match="two entries called"):
+            Files([path])
     path = pack(tmp_path / "slashes.zip", {"a/x.png": b"one", "a\\x.png": b"two"})
     with pytest.raises(UserError, match="two entries called"):
         Files([path])
@@ -181,3 +185,9 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 def test_a_missing_path_is_named(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         Files([tmp_path / "nowhere"])
+
+
+def test_names_that_begin_with_a_dot_and_a_slash_are_names_as_well(tmp_path):
+    path = pack(tmp_path / "dots.zip", {"./a/x.png": b"one", "./.hidden/y.png": b"two"})
+    with Files([path]) as files:
+        assert [name.removeprefix(f"{path}/") for name in files.names] == ["a/x.png"]

@@ -9,6 +9,9 @@ from safetensors.torch import save_file
 
 from fastweights.learners import build_learner
 from fastweights.learners import saved as saved_files
+from fastweights.learners.prototypical import Prototypical
+from fastweights.learners.registry import LearnerSettings
+from fastweights.nn.encoders import CNN
 from fastweights.training import checkpoint
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.errors import UserError
@@ -138,3 +141,21 @@ def test_a_failed_write_leaves_the_former_file_and_no_draft(tmp_path):
         raise OSError("disk full")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tied_weights_are_saved_and_stay_tied(tmp_path):
+    class Tied(Prototypical):
+        def __init__(self):
+            super().__init__(CNN((8, 8, 1), filters=4, layers=1))
+            self.again = self.encoder  # known by two names
+            self.register_buffer("one", torch.ones(3))
+            self.other = self.one
+
+    learner = Tied()
+    saved_files.save(tmp_path / "x.safetensors", {"best": learner.state_dict()}, LearnerSettings(), {}, {"step": 0})
+    loaded, fresh = saved_files.load(tmp_path / "x.safetensors").section("best"), Tied()
+    assert set(loaded) == set(learner.state_dict())
+    fresh.load_state_dict(loaded)
+    assert fresh.again is fresh.encoder
+    for name, tensor in learner.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], tensor)

@@ -19,6 +19,7 @@ from fastweights.training.checkpoint import training_of
 from fastweights.training.settings import TrainSettings
 from fastweights.utils.console import bars, console, say
 from fastweights.utils.errors import UserError, unknown
+from fastweights.utils.seeds import seed_weights
 
 
 def load_dataset(name: str, root: Path | None, variant: str) -> Dataset:
@@ -27,15 +28,23 @@ def load_dataset(name: str, root: Path | None, variant: str) -> Dataset:
 
 
 def learner_for(
-    name: str, changes: list[str], dataset: str, item_shape: tuple[int, ...], vocabulary: int, way: int, shot: int
+    name: str,
+    changes: list[str],
+    dataset: str,
+    item_shape: tuple[int, ...],
+    vocabulary: int,
+    way: int,
+    shot: int,
+    seed: int = 0,
 ) -> LearnerSettings | Learner:
-    """What is meant by a model's name, or by my_file.py:MyLearner, and changes to it."""
+    """What is meant by a model's name, or by my_file.py:MyLearner, whose weights are seeded, and changes to it."""
     if is_outside(name):
         found = find(name)
         model = preset_of(found, vocabulary)
         if model is None:
             if changes:
                 raise UserError(f"{name} has no settings that could be changed; register it with a Settings class.")
+            seed_weights(seed)
             return make(found, item_shape=item_shape, vocabulary=vocabulary, way=way)
         name = model
     about: dict[str, Any] = {"item_shape": item_shape, "vocabulary": vocabulary, "way": way, "shot": shot}
@@ -71,8 +80,6 @@ def open_model_and_data(
         require_familiar(saved.path, s.dataset, s.variant, root)
     data = load_dataset(dataset or s.dataset, root, variant or (s.variant if dataset in (None, s.dataset) else ""))
     check_items(saved, s, data)
-    if data.name == s.dataset and s.data_hash not in ("", data.content_hash):
-        say(f"Note: {data.full_name} is split otherwise than what the model was trained on: it may know some of it.")
     if split not in data.splits:
         raise unknown(f"split of {data.full_name} called", split, data.splits)
     return built, s, data
@@ -88,11 +95,19 @@ def check_items(saved: Saved, s: TrainSettings, data: Dataset) -> None:
             f"{saved.path} was trained on items of shape {ours[0]} and {ours[1]} words, but those of {data.full_name} "
             f"are {theirs[0]} and {theirs[1]}; evaluate it on the dataset it was trained for."
         )
+    if data.name == s.dataset and s.data_hash not in ("", data.content_hash):
+        say(f"Note: {data.full_name} is split otherwise than what {saved.path} was trained on: it may know some of it.")
 
 
 def require_no_picture_of_texts(dataset: Dataset, out: Path | None) -> None:
     if dataset.vocabulary and out is not None:
         raise UserError(f"{dataset.full_name} holds texts, whose tasks go to the terminal; leave out -o.")
+
+
+def has_seen(s: TrainSettings, data: Dataset, split: str) -> bool:
+    """Whether a model was trained on the classes of a split."""
+    seen = {"train": True, "val": s.train_on_validation, "test": s.train_on_test}
+    return data.name == s.dataset and seen.get(split, False)
 
 
 def transduction(learner: Learner) -> str:

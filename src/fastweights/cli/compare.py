@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fastweights.cli.common import check_items, load_dataset, open_model, tasks_progress
+from fastweights.cli.common import check_items, has_seen, load_dataset, open_model, tasks_progress
 from fastweights.cli.evaluate import SeedOption, ShotOption, SplitOption, WayOption
 from fastweights.cli.options import (
     DatasetOption,
@@ -79,7 +79,8 @@ def compare(
                 number_format = choose_precision(precision, where)
                 result = evaluate(built, items, asked, number_format, advance, label_orders and built.has_slots)
                 setting = comparison.setting_of(saved.learner, s)
-                found.append(Compared(name, path, setting, s.seed, result, built.transductive))
+                seen = has_seen(s, data, split)
+                found.append(Compared(name, path, setting, s.seed, result, built.transductive, seen))
     about = {"dataset": data.full_name, "split": split, **shape, "tasks": tasks, "tasks_seed": seed}
     compared = comparison.compare(found, {**about, "label_orders": label_orders})
     if form in comparison.FORMATS:

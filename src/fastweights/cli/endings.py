@@ -51,7 +51,7 @@ def ending_of(training: Training, outcome: Outcome) -> Ending:
     return Ending(
         step,
         s.steps,
-        by_log or outcome.counters.seconds / max(step, 1),
+        by_log or (outcome.counters.seconds / step if step else 0.0),
         outcome.test is not None and is_chance(outcome.test, s.way),
         training.device.type == "cuda",
         s.dataset,

@@ -12,7 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fastweights.cli.common import open_model_and_data, require_no_picture_of_texts, tasks_progress, transduction
+from fastweights.cli.common import (
+    has_seen,
+    open_model_and_data,
+    require_no_picture_of_texts,
+    tasks_progress,
+    transduction,
+)
 from fastweights.cli.options import (
     DeviceOption,
     JsonOption,
@@ -67,15 +73,17 @@ def evaluate(
         asked = EvaluationTasks(data, split, **shape, tasks=tasks, seed=seed)
         with tasks_progress(tasks) as advance:
             result = run(built, data.splits[split].to(where), asked, number_format, advance, label_orders)
+        seen = has_seen(s, data, split)
     if as_json:
         about = {"model": str(model), **facts(result, data, split, asked.sampler, seed)}
-        about |= {"transductive": built.transductive, "label_orders": label_orders}
+        about |= {"transductive": built.transductive, "classes_trained_on": seen, "label_orders": label_orders}
         print(json.dumps({**about, "precision": number_format, "device": device_name(where)}))
         return
     averaged = f"; averaged over {asked.sampler.way} orders of the labels" if label_orders else ""
     console.print(
         f"[bold]{result}[/bold] over {tasks:,} tasks of {escape(data.full_name)} {split}, {asked.sampler.way}-way "
-        f"{asked.sampler.shot}-shot (chance {100 / asked.sampler.way:.1f} %){transduction(built)}{averaged}",
+        f"{asked.sampler.shot}-shot (chance {100 / asked.sampler.way:.1f} %){transduction(built)}"
+        f"{averaged}{', of classes trained on' if seen else ''}",
         soft_wrap=True,
     )
 

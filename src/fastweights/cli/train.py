@@ -1,6 +1,6 @@
 """The command `train`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -99,7 +99,7 @@ def train(
             folders = {seed: of_seeds.folder_of(base, seed) for seed in wanted}
             for folder in folders.values():
                 _require_no_run(folder, f"--resume --seeds {seeds} --out {base}")
-            _train_seeds(base, {seed: partial(asked.fresh, folder, seed) for seed, folder in folders.items()}, {})
+            _train_seeds(base, {seed: partial(asked.fresh, folder, seed) for seed, folder in folders.items()}, {}, "")
         else:
             _train_one(asked.fresh(out or asked.usual_folder(f"-seed{given.get('seed', 0)}")))
     finally:
@@ -139,7 +139,9 @@ def _resume_run(asked: "Asked", out: Path | None, seeds: str) -> None:
     begun = [folder for folder in folders.values() if (folder / CHECKPOINT).exists()]
     if not begun:
         raise UserError(f"{out} holds no run of these seeds; start them without --resume.")
-    asked_for_more = {"steps", "seconds"} & set(asked.given)
+    asked_for_more = [name for name in ("steps", "seconds") if name in asked.given]
+    if not asked_for_more:
+        _require_one_length(out, begun)
     done = {} if asked_for_more else {seed: of_seeds.finished(folder) for seed, folder in folders.items()}
     results = {seed: found for seed, found in done.items() if found}
     starts: dict[int, Start] = {}
@@ -148,7 +150,17 @@ def _resume_run(asked: "Asked", out: Path | None, seeds: str) -> None:
             starts[seed] = (
                 partial(asked.resumed, folder) if folder in begun else partial(asked.like, begun[0], folder, seed)
             )
-    _train_seeds(out, starts, results)
+    _train_seeds(out, starts, results, "".join(f" --{name} {asked.given[name]}" for name in asked_for_more))
+
+
+def _require_one_length(out: Path, begun: Sequence[Path]) -> None:
+    """Refuse seeds of which some have been given more steps or seconds since: they have no mean."""
+    trained = [training_of(files.load(folder / CHECKPOINT)) for folder in begun]
+    steps, seconds = {s.steps for s in trained}, {s.seconds for s in trained}
+    if len(steps) > 1 or len(seconds) > 1:
+        name, numbers = ("steps", steps) if len(steps) > 1 else ("seconds", seconds)
+        found = " and ".join(f"{number:,g}" for number in sorted(numbers))
+        raise UserError(f"the seeds in {out} are for {found} {name}; give all of them the same by --{name}.")
 
 
 Start = Callable[[], Training]
@@ -162,8 +174,11 @@ def in_turn(starts: Mapping[int, Start]) -> Iterator[tuple[int, Training, Outcom
         yield seed, training, _run(training)
 
 
-def _train_seeds(base: Path, starts: Mapping[int, Start], done: Mapping[int, of_seeds.Finished]) -> None:
-    """Train seeds besides those that are done; tell what each and all of them have come to."""
+def _train_seeds(base: Path, starts: Mapping[int, Start], done: Mapping[int, of_seeds.Finished], more: str) -> None:
+    """Train seeds besides those that are done; tell what each and all of them have come to.
+
+    `more` is what was asked of a resumed run.
+    """
     results, remarks, stopped, first = dict(done), [], "", True
     for seed, training, outcome in in_turn(starts):
         first, counters = training.ranks.first, outcome.counters
@@ -180,7 +195,7 @@ def _train_seeds(base: Path, starts: Mapping[int, Start], done: Mapping[int, of_
         say(remark)
     if stopped:
         every = of_seeds.written(sorted({*starts, *done}))
-        say(f"{stopped}; go on with: fastweights train --resume --seeds {every} --out {base}")
+        say(f"{stopped}; go on with: fastweights train --resume --seeds {every}{more} --out {base}")
         raise typer.Exit(130)
     say(f"Models: {base}/seed-*/{MODEL}; compare them with others: fastweights compare {base} OTHERS")
 
@@ -251,7 +266,7 @@ class Asked:
         chosen = {**({"queries": 1} if data.vocabulary else {}), **of_training, **self.given}
         settings = TrainSettings(**chosen if seed is None else {**chosen, "seed": seed})
         about = data.name, data.item_shape, data.vocabulary
-        model = learner_for(learner, changes, *about, settings.slots, settings.shot)
+        model = learner_for(learner, changes, *about, settings.slots, settings.shot, settings.seed)
         _require_no_run(folder, f"--resume --out {folder}")
         return Training(model, settings, data, folder=folder, **self.where)
 
@@ -262,12 +277,12 @@ class Asked:
 
     def like(self, other: Path, folder: Path, seed: int) -> Training:
         """A new run with the settings of another one that was left, but for the seed."""
-        saved, changed, data, own = self._left_in(other)
+        saved, changed, data, own = self._left_in(other, seed)
         settings = replace(training_of(saved), seed=seed, **changed)
         return Training(own or saved.learner, settings, data, folder=folder, **self.where)
 
-    def _left_in(self, folder: Path) -> tuple[files.Saved, Values, Dataset, Learner | None]:
-        """A run's checkpoint, the changed settings, its data, and its learner where that is one of one's own."""
+    def _left_in(self, folder: Path, seed: int = 0) -> tuple[files.Saved, Values, Dataset, Learner | None]:
+        """A run's checkpoint, the changed settings, its data, and, where it is one of one's own, its learner anew."""
         learner, changes, given = self.learner, self.changes, self.given
         if learner is not None and is_outside(learner):
             find(learner)  # before the checkpoint is interpreted: it may register the system
@@ -276,7 +291,7 @@ class Asked:
         changed = sorted(name for name, value in given.items() if value != getattr(settings, name))
         fixed = [name for name in changed if name not in ("steps", "seconds")]
         about = settings.dataset, ours.item_shape, ours.vocabulary
-        named = learner and learner_for(learner, changes, *about, settings.slots, settings.shot)
+        named = learner and learner_for(learner, changes, *about, settings.slots, settings.shot, seed)
         if isinstance(named, LearnerSettings) and named != ours:
             fixed.append("learner")
         pairs = [change.partition("=")[::2] for change in changes]
@@ -295,6 +310,8 @@ class Asked:
 def _require_no_run(folder: Path, way_on: str) -> None:
     if (folder / CHECKPOINT).exists():
         raise UserError(f"{folder} already holds a run; go on with {way_on}, or choose another --out.")
+    if (folder / MODEL).exists():
+        raise UserError(f"{folder} already holds a model; choose another --out.")
 
 
 def _typed(value: Any) -> str:

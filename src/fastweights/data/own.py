@@ -98,7 +98,10 @@ def _signature(path: Path) -> str:
     """Changes when a file is added, removed or edited, so that a stale prepared folder is never opened."""
     digest = hashlib.sha256()
     for name in sorted(files_under(path.resolve())):
-        facts = name.stat()
+        try:
+            facts = name.stat()
+        except OSError:
+            raise UserError(f"{name} is a link to a file that is not there; remove it.") from None
         digest.update(f"{name}:{facts.st_size}:{facts.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 

@@ -73,9 +73,10 @@ class Files(ExitStack):
         _refuse_dangerous(entries, label)
         taken: set[str] = set()
         for entry in entries:
-            inside = _name_of(entry).replace("\\", "/")
-            if any(_is_junk(part) for part in inside.split("/")):
+            parts = [part for part in _name_of(entry).replace("\\", "/").split("/") if part not in ("", ".")]
+            if not parts or any(_is_junk(part) for part in parts):
                 continue
+            inside = "/".join(parts)
             if inside in taken:
                 raise UserError(f"{label} is refused: it has two entries called {inside!r}; pack it again.")
             taken.add(inside)

@@ -37,6 +37,8 @@ class Compared:
     seed: int
     result: Evaluation
     transductive: bool = False
+    seen: bool = False
+    """Whether it was trained on the classes it is asked about."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,16 @@ class Group:
     @property
     def transductive(self) -> bool:
         return any(one.transductive for one in self.models)
+
+    @property
+    def seen(self) -> bool:
+        return any(one.seen for one in self.models)
+
+    @property
+    def remarks(self) -> str:
+        """Why its accuracy is not comparable to the others."""
+        found = ["transductive"] * self.transductive + ["classes trained on"] * self.seen
+        return f" ({', '.join(found)})" if found else ""
 
     def minus(self, other: "Group") -> Difference:
         """The difference to another group on the same tasks."""
@@ -190,8 +202,7 @@ def rows(comparison: Comparison) -> list[tuple[str, str, str, str]]:
         sd = "" if group.sd is None else f"{group.sd:.2f} ({len(group.models)} seeds)"
         gap = None if group is comparison.best else group.minus(comparison.best)
         difference = "best" if gap is None else f"{gap.mean:+.2f} ± {gap.ci95:.2f}"
-        name = f"{group.name} (transductive)" if group.transductive else group.name
-        made.append((name, f"{group.accuracy:.2f} ± {group.ci95:.2f}", sd, difference))
+        made.append((f"{group.name}{group.remarks}", f"{group.accuracy:.2f} ± {group.ci95:.2f}", sd, difference))
         for one in group.models if len(group.models) > 1 else ():
             accuracy = f"{100 * one.result.accuracy:.2f} ± {100 * one.result.ci95:.2f}"
             made.append((f"  seed {one.seed}", accuracy, "", ""))
@@ -242,6 +253,7 @@ def as_json(comparison: Comparison) -> str:
             "ci95": round(group.ci95, 4),
             "sd_over_seeds": None if group.sd is None else round(group.sd, 4),
             "transductive": group.transductive,
+            "classes_trained_on": group.seen,
             "models": [_model_facts(one) for one in group.models],
         }
         for group in comparison.groups

@@ -100,15 +100,26 @@ def save(
     keep_former: bool = False,
 ) -> None:
     """Write a file in one piece; a process killed meanwhile leaves the former one, which is kept if that is wanted."""
-    tensors = {
-        f"{section}.{name}": t.detach().cpu().contiguous() for section, s in sections.items() for name, t in s.items()
-    }
+    tensors = _apart(
+        {f"{section}.{name}": t.detach().cpu() for section, s in sections.items() for name, t in s.items()}
+    )
     header = {"learner": learner.to_json(), "training": dict(training), "counters": dict(counters)}
     header["sections"] = {section: len(of) for section, of in sorted(sections.items()) if of}
     if classifier:
         header["classifier"] = dict(classifier)
     metadata = {"format": FORMAT, "fastweights": json.dumps(header)}
     write_tensors(path, tensors, metadata, former_of(path) if keep_former else None)
+
+
+def _apart(tensors: Tensors) -> Tensors:
+    """The same, each with memory of its own, as the format demands: weights may be tied, or known by two names."""
+    taken, apart = set[int](), Tensors()
+    for name, tensor in tensors.items():
+        whole = tensor.contiguous()
+        place = whole.untyped_storage().data_ptr()
+        apart[name] = whole.clone() if place in taken else whole
+        taken.add(place)
+    return apart
 
 
 def remedy_for(path: Path) -> str:

@@ -31,7 +31,7 @@ from fastweights.utils.arguments import a_path, require
 from fastweights.utils.devices import find_device
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import autocast, products
-from fastweights.utils.seeds import seed_of
+from fastweights.utils.seeds import seed_of, seed_weights
 
 Weights = Mapping[str, Tensor]
 MODEL = files.MODEL
@@ -104,7 +104,7 @@ class Training:
         self.settings, self.dataset = settings, dataset
         self.folder = None if folder is None else a_path("the folder of a run", folder)
         self.sinks, self.checkpoint_seconds = list(sinks), checkpoint_seconds
-        torch.manual_seed(seed_of(f"seed {settings.seed} weights"))
+        seed_weights(settings.seed)
         built = learner if isinstance(learner, Learner) else build_learner(learner)
         self.learner = accelerated(built.to(device)).train()
         self._check_learner()

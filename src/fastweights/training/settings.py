@@ -83,7 +83,7 @@ class TrainSettings(Settings):
     """Steps between two lines of the log."""
     pretrain_steps: int = option(0, at_least=0)
     """Steps of pre-training the encoder as a classifier of all training classes, before meta-training."""
-    pretrain_batch: int = option(512, at_least=1)
+    pretrain_batch: int = option(512, at_least=1, at_most=10**6)
     """Batch size of pre-training."""
     pretrain_optimizer: str = option("adam", choices=OPTIMIZERS)
     """Optimizer of pre-training."""
