@@ -11,9 +11,12 @@ from sklearn.exceptions import NotFittedError
 
 from fastweights import Classifier
 from fastweights.classifier import calibration as c
+from fastweights.classifier import inspection
 from fastweights.classifier.calibration import Asked, Calibration, auroc, expected_calibration_error, fit
 from fastweights.classifier.errors import InputError
+from fastweights.classifier.inspection import inspected
 from fastweights.classifier.memory import Memory, unit
+from fastweights.classifier.streams import DAY, FadingMemory
 
 
 def answered(way: int, shots: int, scale: float, within: float, queries: int = 1500) -> Asked:
@@ -237,6 +240,54 @@ def test_of_many_examples_some_are_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     some = Calibration().refined(memory)
     assert some != whole
     assert some.log_scale == pytest.approx(whole.log_scale, abs=0.5)
+
+
+class Counted(Memory):
+    """Remembers how many examples were compared with the classes at a time."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.asked: list[int] = []
+
+    def cosines(self, keys: np.ndarray) -> np.ndarray:
+        self.asked.append(len(keys))
+        return super().cosines(keys)
+
+
+def test_of_many_examples_only_those_that_are_asked_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, labels, _ = noisy_classes((30, 30, 30, 1), seed=0)
+    memory = Counted(64)
+    memory.add(keys, labels)
+    whole = inspected(memory)
+    assert whole.asked == 90
+    memory.asked.clear()
+    monkeypatch.setattr(c, "ASKED", 45)
+    monkeypatch.setattr(inspection, "BLOCK", 16)
+    Calibration().refined(memory)
+    assert memory.asked == [45]
+    memory.asked.clear()
+    in_pieces = inspected(memory)
+    assert max(memory.asked) == 16
+    assert in_pieces.classes == whole.classes
+    np.testing.assert_array_equal(in_pieces.confusion, whole.confusion)
+
+
+@pytest.mark.parametrize("half_life", [None, 2.0])
+def test_some_examples_are_asked_without_themselves(half_life: float | None) -> None:
+    keys, labels, _ = noisy_classes((1, 3, 4, 5), seed=1)
+
+    def filled(places: list[int]) -> Memory:
+        memory = Memory(64) if half_life is None else FadingMemory(64, half_life)
+        when = {} if half_life is None else {"times": [DAY * (place * 7 % 13) for place in places]}
+        memory.add(keys[places], [labels[place] for place in places], **when)
+        return memory
+
+    memory = filled(list(range(13)))
+    assert memory.askable.tolist() == list(range(1, 13))  # the only example of the first class cannot be
+    some = np.array([11, 2, 5, 12])
+    for place, row in zip(some, memory.left_out(some), strict=True):
+        rest = filled([other for other in range(13) if other != place])
+        np.testing.assert_allclose(row, rest.cosines(keys[[place]])[0], atol=1e-6)
 
 
 def test_a_calibration_survives_json() -> None:

@@ -200,9 +200,9 @@ def test_contributions_add_up_to_the_cosine_and_the_largest_comes_first() -> Non
 def test_each_example_is_asked_without_itself() -> None:
     labels = "abacbbcaabd"
     memory = filled(labels)
-    asked, cosines = memory.left_out()
+    asked = memory.askable
     assert asked.tolist() == list(range(10))  # the only example of d cannot be
-    for place, row in zip(asked, cosines, strict=True):
+    for place, row in zip(asked, memory.left_out(asked), strict=True):
         without = filled(labels)
         without.forget_example(str(place))
         np.testing.assert_allclose(row, without.cosines(unit(random_keys(11))[[place]])[0], atol=1e-5)

@@ -85,8 +85,7 @@ def test_ages_of_a_thousand_half_lives_are_no_trouble() -> None:
 
 def test_each_example_asked_without_itself() -> None:
     memory = filled()
-    asked, cosines = memory.left_out()
-    for place, row in zip(asked, cosines, strict=True):
+    for place, row in zip(memory.askable, memory.left_out(memory.askable), strict=True):
         without = filled(kept=[other for other in range(len(LABELS)) if other != place])
         order = [without.index(label) for label in memory.labels]
         np.testing.assert_allclose(row, without.cosines(unit(keys())[[place]])[0, order], atol=1e-5)

@@ -580,3 +580,12 @@ def test_labels_of_long_texts_can_be_gone_on_with(run):
     Path("long.txt").write_text("card " * 40_000 + "\n")
     run("predict", "topics.fw", "long.txt", "-o", "labels.csv")
     assert "Labels of 1 texts" in run("predict", "topics.fw", "long.txt", "-o", "labels.csv", "--resume")
+
+
+def test_a_class_whose_name_is_not_unicode_is_drawn_too(run, tmp_path):
+    for name in (b"a\xff", b"b"):
+        folder = Path("odd") / os.fsdecode(name)
+        draw(folder / "1.png", "bar" if name == b"b" else "ring")
+    run("learn", "odd", "-o", "odd.fw")
+    run("inspect", "odd.fw", "-o", "odd.png")
+    assert Path("odd.png").is_file()

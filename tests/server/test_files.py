@@ -1,15 +1,25 @@
 """Memories that come as files: examples that fade, classes that keep their newest, logs, and encoders of one's own."""
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
-from classifier.drawn import drawing
+from classifier.drawn import drawing, write_model
 
 from fastweights import Classifier
+from fastweights.classifier import files
 from fastweights.classifier.encoders import encoder_of
-from fastweights.classifier.streams import DAY
+from fastweights.classifier.memory import Memory
+from fastweights.classifier.models import Model
+from fastweights.classifier.sight import Sight
+from fastweights.classifier.streams import DAY, Stream
+from fastweights.classifier.texts import hashed_texts
+from fastweights.server.errors import Refusal
 
 from .conftest import Asked, Serve, png
 
@@ -97,6 +107,79 @@ def test_a_class_keeps_its_newest_and_undo_brings_the_others_back(asked: Asked, 
     assert chances(asked, np.eye(4)[0]) == before
     assert asked.embed("b", [0, 0, 1, 0.1], [0, 0, 1, 0.2]).status_code == 201
     assert asked.classes() == {"a": 2, "b": 3}
+
+
+def test_classes_that_become_one_keep_no_more_than_they_may(asked: Asked, tmp_path):
+    classifier = Classifier(limit={"b": 3}, audit=True).fit(np.eye(5), list("aabbb"))
+    sent(asked, classifier, tmp_path)
+    before = chances(asked, np.eye(5)[0])
+    asked.embed("a", [1, 1, 0, 0, 1])
+    assert asked.http.patch(f"{asked.path}/classes", params={"label": "a"}, json={"label": "b"}).status_code == 200
+    assert asked.classes() == {"b": 3}
+    kept = fetched(asked, tmp_path)
+    assert kept.memory_.keys[-1] == pytest.approx(np.array([1, 1, 0, 0, 1]) / 3**0.5)
+    said = [(one["what"], one["label"], len(one["examples"])) for one in kept.audit_[-3:]]
+    assert said == [("forgotten", "a", 3), ("added", "b", 3), ("dropped", "b", 3)]
+    assert asked.http.post(f"{asked.path}/undo").json()["undone"] == "rename"
+    assert asked.classes() == {"a": 3, "b": 3}
+    assert asked.http.post(f"{asked.path}/undo").json()["undone"] == "add"
+    assert chances(asked, np.eye(5)[0]) == before
+
+
+def posted(asked: Asked, folder: Path, labels: list[str], stream: Stream | None = None) -> httpx.Response:
+    """The answer to a file that no classifier would write."""
+    memory = Memory(len(labels))
+    memory.add(np.eye(len(labels)), labels)
+    files.write(folder / "odd.fw", Sight(), memory, stream)
+    return asked.http.post("/v1/files", content=(folder / "odd.fw").read_bytes(), headers=BINARY)
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "\u3000"])
+def test_a_file_with_a_class_without_a_name_is_refused(asked: Asked, tmp_path, blank):
+    answer = posted(asked, tmp_path, ["a", blank])
+    assert answer.status_code == 422
+    assert "name" in answer.json()["error"]
+
+
+def test_who_starts_with_such_a_file_is_told_so(tmp_path):
+    memory = Memory(2)
+    memory.add(np.eye(2), ["a", ""])
+    files.write(tmp_path / "odd.fw", Sight(), memory)
+    command = [sys.executable, "-c", "from fastweights.cli.main import main; main()", "serve", "odd.fw", "--port", "0"]
+    ended = subprocess.run(
+        [*command, "--data", "m.sqlite"], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "odd.fw" in ended.stderr
+    assert "name" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "m.sqlite").exists()
+
+
+@pytest.mark.parametrize("limit", [10**30, {"a": 10**30}, 2**63])
+def test_a_file_with_a_limit_beyond_all_counting_is_refused(asked: Asked, tmp_path, limit):
+    stream = Stream()
+    stream.limit = limit  # which no stream is made with
+    answer = posted(asked, tmp_path, ["a", "b"], stream)
+    assert answer.status_code == 422
+    assert "limit" in answer.json()["error"]
+
+
+def test_a_model_of_large_pictures_or_long_texts_is_refused(serve: Serve, tmp_path, monkeypatch):
+    model = write_model(tmp_path / "own.safetensors")
+    Classifier(str(model)).fit({name: [drawing(name)] for name in ("bar", "ring")}).save(tmp_path / "own.fw")
+    data = (tmp_path / "own.fw").read_bytes()
+    asked = serve(side=27)
+    memories = asked.server.service.memories
+    monkeypatch.setattr(Model, "keys", lambda self, pixels: 1 / 0)  # nothing is shown to it to find out
+    answer = asked.http.post("/v1/files", content=data, headers=BINARY)
+    assert answer.status_code == 422
+    assert "at most 27 pixels a side" in answer.json()["error"]
+    assert memories.take_in("", data, start="mine")  # whoever starts a service may have it as they like
+    long = replace(hashed_texts(), said={"length": 28})
+    with pytest.raises(Refusal, match="texts of as many words"):
+        memories._check_shape(Sight(encoder=long))
+    memories._check_shape(Sight(encoder=replace(long, said={"length": 27})))
 
 
 def test_a_log_travels_along_and_is_gone_on_with(asked: Asked, tmp_path):

@@ -21,9 +21,13 @@ from classifier.drawn import SHAPES, write_model
 from PIL import Image
 
 from fastweights import Classifier
+from fastweights.classifier.encoders import encoder_of
 from fastweights.classifier.memory import Memory
+from fastweights.classifier.models import Model
 from fastweights.server import seeing
 from fastweights.server.guard import Access
+from fastweights.server.memories import Taught
+from fastweights.utils.errors import UserError
 
 from .conftest import PNG, Asked, Serve, png
 
@@ -85,6 +89,20 @@ def test_too_many_bytes_are_refused_by_what_is_said_and_by_what_comes(serve: Ser
     with contextlib.suppress(httpx.TransportError):  # the service may have hung up while this was still sent
         refused(asked.http.post(post, content=pieces(), headers=PNG), 413)
     assert asked.http.get(asked.path).json()["examples"] == 0
+
+
+def test_what_comes_in_pieces_is_refused_as_too_large_wherever_it_is_read(serve: Serve):
+    asked = serve(body=20_000)
+
+    def pieces():
+        for _ in range(3):
+            yield b"x" * 10_000
+
+    for method, path in (("POST", "/v1/memories"), ("PATCH", f"/v1/memories/{asked.make()}")):
+        answer = asked.http.request(method, path, content=pieces(), headers=JSON)
+        assert "20,000 bytes" in refused(answer, 413)
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Connection"] == "close"
 
 
 def test_pictures_that_claim_too_many_pixels_are_refused_before_they_are_decoded(asked: Asked):
@@ -238,6 +256,95 @@ def test_the_database_has_an_end_and_deleting_makes_room(serve: Serve):
     assert asked.embed("a", [1.0] * 1000).status_code == 201
 
 
+def test_pictures_wait_until_there_is_room_to_decode_them(serve: Serve, monkeypatch):
+    asked = serve(decoding=40_000)  # two of 130 x 130
+    asked.make()
+    now, most, lock, really = [0], [0], threading.Lock(), seeing.seen
+
+    def slow(*arguments):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.05)
+        found = really(*arguments)
+        with lock:
+            now[0] -= 1
+        return found
+
+    monkeypatch.setattr(seeing, "seen", slow)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda shift: asked.show("ring", png("ring", shift)), range(8)))
+    assert [one.status_code for one in answers] == [201] * 8
+    assert most == [2]
+    refused(asked.show("ring", b"no picture"), 422)
+    assert asked.server.service.seers._decoding.pixels == 0
+
+
+def test_a_picture_larger_than_all_that_is_decoded_at_a_time_is_decoded_alone():
+    decoding, alone = seeing.Decoding(10), []
+
+    def decode(pixels: int) -> None:
+        with decoding.of(pixels):
+            alone.append((pixels, decoding.pixels))
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(decode, [25, 3, 4, 25, 1, 10] * 10))
+    assert len(alone) == 60
+    assert all(together == pixels if pixels >= 10 else together <= 10 for pixels, together in alone)
+    with pytest.raises(ValueError), decoding.of(5):
+        raise ValueError
+    assert decoding.pixels == 0
+
+
+def test_an_encoder_of_ones_own_is_given_no_more_pixels_at_a_time_than_there_is_room_for(serve: Serve):
+    shown: list[int] = []
+
+    def embed(items):
+        shown.append(len(items))
+        return np.stack([np.asarray(one.convert("L").resize((9, 9)), np.float32).ravel() - 127 for one in items])
+
+    asked = serve(decoding=80_000, encoder=encoder_of(embed))  # half of it at a time: two of 130 x 130
+    asked.make()
+    for names in (["bar", "ring", "step", "tee", "wave"], ["cross"]):
+        many = [("pictures", (f"{name}.png", png(name))) for name in names]
+        answer = asked.http.post(f"{asked.path}/examples", files=many, params={"label": "a"})
+        assert answer.status_code == 201, answer.text
+    assert shown == [2, 2, 1, 1]
+    assert asked.classes() == {"a": 6}
+
+
+def test_a_model_sees_no_more_pixels_at_a_time_than_there_is_room_for(asked: Asked, monkeypatch):
+    for name in ("bar", "ring"):
+        asked.show(name, png(name))
+    many = [("pictures", (f"{shift}.png", png("ring", shift))) for shift in range(7)]
+    answers = [asked.http.post(f"{asked.path}/predict", files=many).json()["answers"]]
+    sizes, really = [], Model.keys
+    monkeypatch.setattr(seeing, "AT_ONCE", 3 * 28 * 28)
+    monkeypatch.setattr(Model, "keys", lambda self, pixels: sizes.append(len(pixels)) or really(self, pixels))
+    answers.append(asked.http.post(f"{asked.path}/predict", files=many).json()["answers"])
+    assert sizes == [3, 3, 1]
+    one, other = ([answer["likely"][0]["similarity"] for answer in some] for some in answers)
+    assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_what_ram_could_not_take_in_is_read_again(asked: Asked, monkeypatch):
+    asked.make(model=None)
+    asked.embed("a", [1, 0])
+
+    def full(*arguments: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as while_full:
+        while_full.setattr(Taught, "learn", full)
+        with pytest.raises(MemoryError):
+            asked.server.service.memories.add(asked.memory, "b", seeing.Inputs(embeddings=[[0, 1]]))
+    assert asked.http.get(asked.path).json()["examples"] == 2
+    assert asked.embed("c", [1, 1]).status_code == 201
+    found = asked.http.post(f"{asked.path}/predict", json={"embeddings": [[0, 1]]}).json()["answers"][0]
+    assert found["likely"][0]["label"] == "b"
+
+
 def test_a_full_disk_for_temporary_files_is_said(asked: Asked, monkeypatch):
     asked.show("a", png("ring"))
 
@@ -358,6 +465,26 @@ def test_with_a_token_nobody_asks_without_it(serve: Serve):
     asked.http.headers = {"Authorization": "Bearer søsame".encode()}
     asked.make()
     assert len(asked.http.get("/v1/memories").json()["memories"]) == 2
+
+
+@pytest.mark.parametrize("token", ["voilà", " voilà\n", "mañana\u0085", "…\u3000"])
+def test_a_token_may_end_in_any_letter_and_have_blanks_around_it(serve: Serve, token):
+    asked = serve(access=Access(token=token))
+    for said, status in (("voil", 401), ("", 401), (token.strip(" \n"), 200)):
+        answer = asked.http.get("/v1", headers={"Authorization": f"Bearer {said}".strip(" ").encode()})
+        assert answer.status_code == status
+
+
+def test_a_token_of_blanks_is_none():
+    with pytest.raises(UserError, match="blanks"):
+        Access(token="  ")
+    assert Access(token="").token == ""
+
+
+def test_more_memories_than_are_listed_at_a_time_are_refused(asked: Asked):
+    listed = asked.http.get("/v1/memories", params={"id": [*["x"] * 63, asked.memory]})
+    assert [one["id"] for one in listed.json()["memories"]] == [asked.memory]
+    assert "64" in refused(asked.http.get("/v1/memories", params={"id": [*["x"] * 64, asked.memory]}), 422)
 
 
 def test_nothing_is_found_without_the_identifier(asked: Asked):

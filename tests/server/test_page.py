@@ -512,11 +512,12 @@ def luminance(colour: str) -> float:
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
-def test_a_service_with_a_token_asks_for_it(visit, tmp_path):
-    server = Threaded(tmp_path / "token.sqlite", Limits(), Access(token="sesame"))
+@pytest.mark.parametrize("token", ["sesame", "voilà ✓"])
+def test_a_service_with_a_token_asks_for_it(visit, tmp_path, token):
+    server = Threaded(tmp_path / "token.sqlite", Limits(), Access(token=token))
     try:
         page = visit(address_of(server), expected="401")
-        page.fill("#token", "sesame")
+        page.fill("#token", token)
         page.click("#locked button")
         page.wait_for_selector("#tasks li")
         teach(page, "ring", SIGNS["ring"])

@@ -176,6 +176,45 @@ def test_classes_are_renamed_joined_and_named_back(tmp_path):
     store.close()
 
 
+@pytest.mark.parametrize("logged", [True, False])
+@pytest.mark.parametrize("how", ["rename", "rename and undo", "forget and undo"])
+def test_changes_without_end_do_not_outgrow_the_room(tmp_path, how, logged):
+    store, room = Store(tmp_path / "m.sqlite", room=500_000), 500_000
+    many = [new("a", 1, 0) for _ in range(300)]
+    memory = store.make("", None, "digest", 2, 10, examples=many, chosen={"audit": logged})
+
+    def change(times: int) -> None:
+        for number in range(times):
+            if how == "forget and undo":
+                store.forget(memory, 50)
+            else:
+                store.relabel(memory, 50, *("ab" if number % 2 == 0 or "undo" in how else "ba"))
+            if "undo" in how:
+                store.undo(memory)
+
+    if logged or how == "rename":  # what can be undone is kept even where there is no log
+        with pytest.raises(Refusal, match="which are full") as refused:
+            change(400)
+        assert refused.value.status == 507
+    else:
+        change(20)
+    assert store.used <= room + 20_000
+    labels = {row.label for row in store.examples(memory)[0]}
+    assert sum(store.forget(memory, 50, label=label) for label in labels) == (300 if labels else 0)
+    store.close()
+
+
+def test_former_names_and_logs_count_when_room_is_looked_for(tmp_path):
+    store = Store(tmp_path / "m.sqlite", room=400_000)
+    with pytest.raises(Refusal, match="which are full"):
+        store.make("", None, "digest", 2, 10, log=[{}] * 5000)
+    memory = store.make("", None, "digest", 2, 10, examples=[new("a", 1, 0) for _ in range(400)])
+    with pytest.raises(Refusal, match="which are full"):
+        store.relabel(memory, 50, "a", "x" * 200 + "y" * 300)
+    assert store.relabel(memory, 50, "a", "b") == 400
+    store.close()
+
+
 def test_deleting_a_memory_leaves_nothing_of_it(tmp_path):
     store = Store(tmp_path / "m.sqlite")
     memory = store.make("", None, "digest", 2, 10, start="file")

@@ -84,12 +84,16 @@ class Calibration:
 
         A calibration that is not `trusted`, being of keys that nothing is known about, is taken as a guess only.
         """
-        asked, cosines = memory.left_out()
-        if len(asked) < 2 or memory.classes < 2:
-            return self
-        if len(asked) > ASKED:
-            some = np.linspace(0, len(asked) - 1, ASKED).astype(int)
-            asked, cosines = asked[some], cosines[some]
+        with memory.unchanged():
+            asked = memory.askable
+            if len(asked) < 2 or memory.classes < 2:
+                return self
+            if len(asked) > ASKED:
+                asked = asked[np.linspace(0, len(asked) - 1, ASKED).astype(int)]
+            return self._refined_on(memory, asked, trusted)
+
+    def _refined_on(self, memory: Memory, asked: np.ndarray, trusted: bool) -> Self:
+        cosines = memory.left_out(asked)
         own, rows = memory.class_of[asked], np.arange(len(asked))
         base = replace(self, within=_within(memory, self.within, PAIRS if trusted else 0))
         counts = np.broadcast_to(memory.shots, cosines.shape).copy()
@@ -272,9 +276,12 @@ def _best_shift(similarities: np.ndarray, answers: np.ndarray, scale: float, tru
 def _within(memory: Memory, guess: float, worth: int) -> float:
     """The mean cosine of two keys of one class, from the lengths of the sums: |S|^2 = n + n (n - 1) r.
 
-    A guess counts as so many pairs. Where it is far off, a class with many examples is never or always the answer.
+    A guess counts as so many pairs. Where it is far off, a class with many examples is never or always the answer. It
+    is all there is where one example of each class weighs nearly everything.
     """
     several = memory.counts > 1
     total, squares = (mass[several].astype(float) for mass in memory.masses)  # of weights: n and n, where all are one
     lengths = (memory.sums[several].astype(float) ** 2).sum(1)
+    if (total**2 - squares).sum() <= 1e-4 * squares.sum():
+        return guess
     return float(np.clip(((lengths - squares).sum() + worth * guess) / ((total**2 - squares).sum() + worth), 0.0, 1.0))

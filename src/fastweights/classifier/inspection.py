@@ -75,11 +75,11 @@ def inspected(memory: Memory, calibration: Calibration | None = None) -> Inspect
 
 def _asked_without_themselves(memory: Memory, calibration: Calibration) -> tuple[np.ndarray, np.ndarray]:
     """The examples whose class has others, and which class each is taken for."""
-    asked, cosines = memory.left_out()
+    asked = memory.askable
     own, answers = memory.class_of[asked], np.zeros(len(asked), int)
     weights, weights_left_out = (calibration.similarities(np.ones(memory.classes), memory.shots - n) for n in (0, 1))
     for first in range(0, len(asked), BLOCK):
-        some, mine = cosines[first : first + BLOCK], own[first : first + BLOCK]
+        some, mine = memory.left_out(asked[first : first + BLOCK]), own[first : first + BLOCK]
         similar, rows = some * weights, np.arange(len(some))
         similar[rows, mine] = some[rows, mine] * weights_left_out[mine]
         answers[first : first + BLOCK] = similar.argmax(1)
@@ -105,6 +105,7 @@ def draw(found: Inspected, path: Path) -> None:
     kind = picture_format(path)
     drawn = found.classes[: len(found.similarity)]
     labels = [f"{one.label} ({one.examples})".replace("$", r"\$") for one in drawn]  # no formulas
+    labels = [label.encode("utf-8", "replace").decode() for label in labels]  # names of files need not be Unicode
     of = (
         "the classes" if len(drawn) == len(found.classes) else f"the first {len(drawn)} of {len(found.classes)} classes"
     )

@@ -181,15 +181,26 @@ class Memory:
             parts = self.keys[members] @ key / max(float(np.linalg.norm(self._sums[number])), 1e-12)
             return [(self.names[members[place]], float(parts[place])) for place in np.argsort(-parts)]
 
-    def left_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Each example asked without itself: the examples whose class has others, and their cosines (n, classes)."""
+    @property
+    def askable(self) -> np.ndarray:
+        """The examples that can be asked without themselves: those whose class has others."""
+        return np.flatnonzero(self.counts[self.class_of] > 1)
+
+    def left_out(self, places: np.ndarray) -> np.ndarray:
+        """The cosines (n, classes) of some of these, each asked without itself.
+
+        Of those only: of all together they would be more numbers than a machine has room for.
+        """
         with self._lock:
-            asked = np.flatnonzero(self.counts[self.class_of] > 1)
-            keys, own = self.keys[asked], self.class_of[asked]
+            keys, own = self.keys[places], self.class_of[places]
             cosines = self.cosines(keys)
-            rest = unit(self._sums[own] - keys)
-            cosines[np.arange(len(asked)), own] = (keys * rest).sum(1)
-            return asked, cosines
+            rest = unit(self._sums[own] - self.example_weights(places)[:, None] * keys)
+            cosines[np.arange(len(places)), own] = (keys * rest).sum(1)
+            return cosines
+
+    def example_weights(self, places: np.ndarray) -> np.ndarray:
+        """What examples weigh in the sums of their classes."""
+        return np.ones(len(places), np.float32)
 
     def _grow(self, examples: int) -> None:
         """Make room, for twice as many when it is short: adding one by one copies each number only a few times."""

@@ -45,6 +45,13 @@ class Model:
 
     @property
     def width(self) -> int:
+        """Numbers of a key, as the learner says; only one that does not is shown a picture, which may be large."""
+        found = getattr(self.learner, "memory_width", None)
+        if found is None and type(self.learner).memory_keys is KeyLearner.memory_keys:
+            found = getattr(self.learner.encoder, "width", None)
+        return int(found) if found is not None else self._width_seen()
+
+    def _width_seen(self) -> int:
         return self.keys(np.zeros((1, *self.preparation.shape), np.uint8)).shape[1]
 
     def keys(self, pixels: np.ndarray) -> np.ndarray:

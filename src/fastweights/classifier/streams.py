@@ -17,12 +17,12 @@ import numpy as np
 
 from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.errors import InputError
-from fastweights.classifier.memory import Label, Memory, unit
+from fastweights.classifier.memory import Label, Memory
 
 DAY = 86400.0
+"""Seconds."""
 MOST_KEPT = 10**9
 """Examples of a class."""
-"""Seconds."""
 
 
 def now() -> float:
@@ -85,17 +85,10 @@ class FadingMemory(Memory):
             parts = parts / max(float(np.linalg.norm(self._sums[number])), 1e-12)
             return [(self.names[members[place]], float(parts[place])) for place in np.argsort(-parts)]
 
-    def left_out(self) -> tuple[np.ndarray, np.ndarray]:
-        with self._lock:
-            asked = np.flatnonzero(self.counts[self.class_of] > 1)
-            keys, own = self.keys[asked], self.class_of[asked]
-            newest = np.full(self.classes, -np.inf)
-            np.maximum.at(newest, self.class_of, self.times)
-            weights = np.exp2((self.times[asked] - newest[own]) / (self.half_life * DAY))
-            cosines = self.cosines(keys)
-            rest = unit(self._sums[own] - weights[:, None] * keys)
-            cosines[np.arange(len(asked)), own] = (keys * rest).sum(1)
-            return asked, cosines
+    def example_weights(self, places: np.ndarray) -> np.ndarray:
+        newest = np.full(self.classes, -np.inf)
+        np.maximum.at(newest, self.class_of, self.times)
+        return np.exp2((self.times[places] - newest[self.class_of[places]]) / (self.half_life * DAY))
 
     def _by_age(self, number: int) -> np.ndarray:
         members = super()._by_age(number)

@@ -320,7 +320,10 @@ def _memories(service: Service, access: Access) -> APIRouter:
 
 
 def _listed(service: Service, identifiers: list[str] | None) -> MemoriesOut:
-    wanted = service.store.identifiers() if identifiers is None else identifiers[: service.limits.inputs]
+    most = service.limits.inputs
+    if identifiers is not None and len(identifiers) > most:
+        raise Refusal(422, f"Name at most {most} memories at a time.")
+    wanted = service.store.identifiers() if identifiers is None else identifiers
     found, unusable = [], {}
     for identifier in wanted:
         try:

@@ -20,8 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastweights.server.errors import Refusal
 from fastweights.server.limits import Limits
+from fastweights.utils.errors import UserError
 
 API = "/v1"
+BLANKS = " \t\r\n"
+"""What does not count at either end of a token. What else Python takes for blank are parts of letters in a header."""
 ALWAYS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -39,11 +42,17 @@ class Access:
     """Who may ask."""
 
     token: str = ""
-    """What `Authorization: Bearer` has to say; empty for no such thing."""
+    """What `Authorization: Bearer` has to say, without blanks around it; empty for no such thing."""
     origins: tuple[str, ...] = ()
     """Origins of other pages that may ask: https://example.org."""
     hosts: tuple[str, ...] = ()
     """Names under which this service is known, besides those of this machine."""
+
+    def __post_init__(self) -> None:
+        bare = self.token.strip(BLANKS)
+        if self.token and not bare:  # who wants a token is not left without one
+            raise UserError("a token of nothing but blanks keeps nobody out; choose another --token, or none.")
+        object.__setattr__(self, "token", bare)
 
 
 class Guard:
@@ -63,10 +72,19 @@ class Guard:
         headers = Headers(scope=scope)
         allowed = headers.get("origin", "") if headers.get("origin") in self.access.origins else ""
 
+        refused: list[Refusal] = []  # a body that is too large or too slow
+        started = False
+
         async def answering(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 self._mark(MutableHeaders(scope=message), scope["path"], allowed)
             await send(message)
+
+        async def passing(message: Message) -> None:
+            if started or not refused:  # otherwise it is what somebody made of the refusal
+                await answering(message)
 
         if self.busy >= self.limits.requests:
             await _refuse(Refusal(503, "Too many are asking at once; try again in a moment."), answering)
@@ -77,7 +95,9 @@ class Guard:
             if allowed and scope["method"] == "OPTIONS":
                 await _preflight(answering)
                 return
-            await self.app(scope, self._measured(scope, receive), answering)
+            await self.app(scope, self._measured(scope, receive, refused), passing)
+            if refused and not started:
+                raise refused[0]
         except Refusal as refusal:
             await _refuse(refusal, answering)
         finally:
@@ -99,7 +119,7 @@ class Guard:
             raise Refusal(413, f"Send at most {self._most(scope):,} bytes.")
         if self.access.token and scope["path"].startswith((API, "/openapi")) and scope["method"] != "OPTIONS":
             kind, _, said = headers.get("authorization", "").partition(" ")
-            right = hmac.compare_digest(said.strip().encode("latin-1"), self.access.token.encode())
+            right = hmac.compare_digest(said.strip(BLANKS).encode("latin-1"), self.access.token.encode())
             if kind.lower() != "bearer" or not right:
                 raise Refusal(401, "This service wants its token: Authorization: Bearer ...")
 
@@ -120,10 +140,17 @@ class Guard:
     def _most(self, scope: Scope) -> int:
         return self.limits.file if scope["path"].rstrip("/") == f"{API}/files" else self.limits.body
 
-    def _measured(self, scope: Scope, receive: Receive) -> Receive:
-        """What comes in, counted and timed until it is complete."""
+    def _measured(self, scope: Scope, receive: Receive, refused: list[Refusal]) -> Receive:
+        """What comes in, counted and timed until it is complete. Whoever reads it may swallow what it is refused with.
+
+        That is therefore written down, too.
+        """
         got, complete, most = 0, False, self._most(scope)
         deadline = asyncio.get_running_loop().time() + self.limits.body_seconds
+
+        def refuse(status: int, sentence: str) -> Refusal:
+            refused.append(Refusal(status, sentence))
+            return refused[-1]
 
         async def measured() -> Message:
             nonlocal got, complete
@@ -133,11 +160,11 @@ class Guard:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                raise Refusal(408, f"The request took more than {self.limits.body_seconds:.0f} s to arrive.") from None
+                raise refuse(408, f"The request took more than {self.limits.body_seconds:.0f} s to arrive.") from None
             got += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if got > most:
-                raise Refusal(413, f"Send at most {most:,} bytes.")
+                raise refuse(413, f"Send at most {most:,} bytes.")
             return message
 
         return measured

@@ -13,6 +13,10 @@ class Limits:
     """Bytes of a memory that is uploaded."""
     pixels: int = 25_000_000
     """Pixels of a picture; more are refused before anything is decoded."""
+    decoding: int = 50_000_000
+    """Pixels of pictures that are decoded at a time; the others wait."""
+    side: int = 512
+    """Pixels of a side of the pictures, or words of the texts, that a model which is uploaded sees."""
     inputs: int = 64
     """Pictures, texts or embeddings in one request."""
     name: int = 200

@@ -101,12 +101,16 @@ class Memories:
         """A new memory from a `.fw` file."""
         file = self.seers.read_file(data)
         memory, stream = file.memory, file.stream
+        if not start:  # the file of whoever started the service may be as they like
+            self._check_shape(file.sight)
         self._check_room(memory.classes, len(memory), memory.width)
         labels = [str(label) for label in memory.labels]
         if max(map(len, labels)) > self.limits.name or len(set(labels)) < len(labels):
             raise Refusal(422, f"The file has names of more than {self.limits.name} characters, or some twice.")
         if any(not _is_unicode(label) for label in labels):
             raise Refusal(422, "The file has names that are no text.")
+        if not all(map(str.strip, labels)):
+            raise Refusal(422, "The file has a class without a name; give it one.")
         of, times = memory.class_of.tolist(), getattr(memory, "times", np.full(len(memory), None)).tolist()
         examples = [
             New(labels[of[i]], _printable(memory.names[i])[: self.limits.name], memory.keys[i], None, times[i])
@@ -195,7 +199,11 @@ class Memories:
             rows = []
             if new:
                 rows = self.store.add(memory, [shown[i] for i in new], self.limits.undo, width=first, most=most)
-                taught.learn(rows, keyed.keys[new])
+                try:
+                    taught.learn(rows, keyed.keys[new])
+                except BaseException:
+                    self._drop(memory)  # what it has in RAM is not what is kept
+                    raise
                 self._make_room()
             return _numbers(len(shown), dict(zip(new, rows, strict=True)), repeats)
 
@@ -208,7 +216,8 @@ class Memories:
     def relabel(self, memory: str, label: str, new: str) -> int:
         """Call a class otherwise."""
         with self.store.turn:
-            count = self.store.relabel(memory, self.limits.undo, label, new)
+            most = self.store.find(memory).stream.limit_of(new)
+            count = self.store.relabel(memory, self.limits.undo, label, new, most=most)
             self._drop(memory)
             return count
 
@@ -272,6 +281,15 @@ class Memories:
         width = taught.memory.width
         if width and width != keys.shape[1]:
             raise Refusal(422, f"The embeddings of this memory have {width} numbers, not {keys.shape[1]}.")
+
+    def _check_shape(self, sight: Sight) -> None:
+        """Refuse a model of pictures so large, or of texts so long, that a single request would take all of the RAM."""
+        shape: Sequence[int] = () if sight.model is None else sight.model.preparation.shape
+        if sight.encoder is not None and "length" in sight.encoder.said:
+            shape = (sight.encoder.said["length"],)
+        if max(shape, default=0) > self.limits.side:
+            most = f"{self.limits.side:,} pixels a side, or texts of as many words"
+            raise Refusal(422, f"The file has a model of larger inputs than are taken here: at most {most}.")
 
     def _check_room(self, classes: int, examples: int, width: int) -> None:
         room = min(self.limits.examples, self.limits.numbers // width)

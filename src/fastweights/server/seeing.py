@@ -9,8 +9,9 @@ import io
 import queue
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -20,7 +21,7 @@ from PIL import Image
 
 from fastweights.classifier import files
 from fastweights.classifier.encoders import UNASKED, Encoder, picture_in
-from fastweights.classifier.inputs import seen
+from fastweights.classifier.inputs import Preparation, Seen, seen
 from fastweights.classifier.memory import Memory, unit
 from fastweights.classifier.models import Model, shipped_models
 from fastweights.classifier.sight import Sight, find_sight
@@ -34,6 +35,8 @@ from fastweights.utils.errors import UserError
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BATCH = 64
 """Pictures encoded at a time."""
+AT_ONCE = 1_000_000
+"""Pixels that go through a model at a time: fewer pictures than that where it sees them large."""
 PHOTO = "This looks like a photograph, but the model knows ink on paper: its answers mean little here."
 BLANK = "Nothing is drawn on it."
 SHOWN = 56
@@ -64,20 +67,48 @@ class Keyed:
     """Pictures as the model sees them."""
     originals: Sequence[bytes] = ()
     """Pictures as they came, where an encoder of one's own sees them."""
+    decoding: "Decoding | None" = None
+    """What those wait for before they are decoded again."""
 
     @property
     def pictures(self) -> list[bytes | None]:
         """The same, small, as PNG; None for other inputs."""
         if self.pixels is not None:
             return [shown(one) for one in self.pixels]
-        return [shown(np.asarray(picture_in(one, "the picture"))) for one in self.originals] or [None] * len(self.keys)
+        return [self._small(one) for one in self.originals] or [None] * len(self.keys)
+
+    def _small(self, picture: bytes) -> bytes:
+        assert self.decoding is not None
+        with self.decoding.of(pixels_of(picture)):
+            return shown(np.asarray(picture_in(picture, "the picture")))
+
+
+class Decoding:
+    """Lets threads decode pictures while these have no more than so many pixels together; one alone always may."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.pixels = most, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def of(self, pixels: int) -> Iterator[None]:
+        """While this is held, nothing else may be waited for: others wait for this."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.pixels or self.pixels + pixels <= self.most)
+            self.pixels += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.pixels -= pixels
+                self._changed.notify_all()
 
 
 class Seer:
     """One way of seeing."""
 
-    def __init__(self, sight: Sight, limits: Limits) -> None:
-        self.sight, self.limits = sight, limits
+    def __init__(self, sight: Sight, limits: Limits, decoding: Decoding) -> None:
+        self.sight, self.limits, self.decoding = sight, limits, decoding
         self._waiting: queue.SimpleQueue[tuple[np.ndarray, Future[np.ndarray]]] = queue.SimpleQueue()
         self._encoding = threading.Lock()
         self.size = 0 if is_shipped(sight) else _weights(sight)
@@ -112,21 +143,35 @@ class Seer:
         elif self.sight.model is not None:
             return self._pictures(inputs.pictures)
         else:
-            keys = self._by_encoder([self._checked(data) for data in inputs.pictures] or inputs.texts)
-        return Keyed(keys, [None] * len(keys), originals=inputs.pictures)
+            keys = self._by_encoder(inputs)
+        return Keyed(keys, [None] * len(keys), originals=inputs.pictures, decoding=self.decoding)
 
-    def _by_encoder(self, items: Sequence[bytes | str]) -> np.ndarray:
+    def _by_encoder(self, inputs: Inputs) -> np.ndarray:
+        sizes = [self._checked(data) for data in inputs.pictures]
         with self._encoding:  # what people write need not be made for several threads
-            return np.concatenate([some.keys for some in self.sight.encode(items)])
+            if not inputs.pictures:
+                return self._asked(inputs.texts)
+            found = []
+            for some in _together(sizes, self.decoding.most // 2):  # for more, smaller ones would never leave room
+                with self.decoding.of(sum(sizes[place] for place in some)):
+                    found.append(self._asked([inputs.pictures[place] for place in some]))
+            return np.concatenate(found)
+
+    def _asked(self, items: Sequence[bytes | str]) -> np.ndarray:
+        return np.concatenate([some.keys for some in self.sight.encode(items)])
 
     def _pictures(self, pictures: Sequence[bytes]) -> Keyed:
         assert self.sight.model is not None
-        prepared = [seen(self._checked(data), self.sight.model.preparation, "the picture") for data in pictures]
+        prepared = [self._prepared(data, self.sight.model.preparation) for data in pictures]
         pixels = np.stack([one.pixels for one in prepared])
         keys = self._encoded(self.sight.model, pixels)
         looks = [one.look for one in prepared]
         notes = [BLANK if look.blank else PHOTO if self.inky and look.is_photo else None for look in looks]
         return Keyed(keys, notes, pixels)
+
+    def _prepared(self, data: bytes, preparation: Preparation) -> Seen:
+        with self.decoding.of(self._checked(data)):
+            return seen(data, preparation, "the picture")
 
     def _embedded(self, embeddings: Sequence[Sequence[float]]) -> np.ndarray:
         if len({len(one) for one in embeddings}) > 1 or not 0 < len(embeddings[0]) <= self.limits.width:
@@ -141,18 +186,17 @@ class Seer:
             return self.sight.of_arrays(numbers)
         return unit(numbers / np.abs(numbers).max(1, keepdims=True))
 
-    def _checked(self, data: bytes) -> bytes:
-        """A picture of a known format and size, by what its first bytes say: nothing is decoded yet."""
+    def _checked(self, data: bytes) -> int:
+        """The pixels of a picture of a known format and size, by what its first bytes say: nothing is decoded yet."""
         try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                width, height = image.size
+            pixels = pixels_of(data)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise self._too_large() from None
         except Exception:  # Pillow raises what it likes
             raise Refusal(422, f"This is no picture that can be read; send one of {', '.join(FORMATS)}.") from None
-        if width * height > self.limits.pixels:
+        if pixels > self.limits.pixels:
             raise self._too_large()
-        return data
+        return pixels
 
     def _too_large(self) -> Refusal:
         return Refusal(413, f"The picture has more than {self.limits.pixels:,} pixels; send a smaller one.")
@@ -173,7 +217,9 @@ class Seer:
         while sum(len(pixels) for pixels, _ in jobs) < BATCH and not self._waiting.empty():
             jobs.append(self._waiting.get())
         try:
-            keys = model.keys(np.concatenate([pixels for pixels, _ in jobs]))
+            pixels = np.concatenate([pixels for pixels, _ in jobs])
+            few = max(1, AT_ONCE // (pixels.shape[1] * pixels.shape[2]))
+            keys = np.concatenate([model.keys(pixels[first : first + few]) for first in range(0, len(pixels), few)])
         except Exception as error:
             for _, done in jobs:
                 done.set_exception(error)
@@ -188,6 +234,7 @@ class Seers:
 
     def __init__(self, limits: Limits, device: str = "cpu", encoder: Encoder | None = None) -> None:
         self.limits, self.device, self.encoder = limits, device, encoder
+        self._decoding = Decoding(limits.decoding)
         self._lock = threading.RLock()
         self._seers: WeakValueDictionary[str, Seer] = WeakValueDictionary()
         self._named: dict[str | None, Seer] = {}
@@ -213,7 +260,7 @@ class Seers:
         """By what came along in a file."""
         with self._lock:
             digest = digest_of(sight)
-            seer = self._seers.get(digest) or Seer(sight, self.limits)
+            seer = self._seers.get(digest) or Seer(sight, self.limits, self._decoding)
             self._seers[digest] = seer
             return seer
 
@@ -295,6 +342,23 @@ def _about(what: str, sentence: str, path: Path) -> str:
     """A sentence about a file that the client knows by another name."""
     said = sentence.removeprefix(f"{path}: ").replace(str(path), what)
     return said[0].upper() + said[1:]
+
+
+def pixels_of(data: bytes) -> int:
+    """How many a picture claims to have."""
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        return image.width * image.height
+
+
+def _together(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Places of neighbours that are no more than so many together, or one that is alone."""
+    some: list[int] = []
+    for place in range(len(sizes)):
+        if some and sum(sizes[one] for one in some) + sizes[place] > most:
+            yield some
+            some = []
+        some.append(place)
+    yield some
 
 
 def shown(pixels: np.ndarray) -> bytes:

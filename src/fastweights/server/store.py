@@ -70,6 +70,8 @@ LARGEST = 2**40
 """Bytes of a database that is opened."""
 PER_EXAMPLE = 250
 """Bytes that an example takes besides its key, picture and names."""
+PER_ROW = 150
+"""Bytes that a former name or an entry of a log takes besides its text."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,10 @@ class Store:
         return int((pages - free) * size)
 
     def _check_room(self, more: int) -> None:
-        """Refuse what would not fit. Forgetting and deleting are never refused, and make room."""
+        """Refuse what would not fit. Forgetting and deleting are never refused, and make room.
+
+        Only a log grows by forgetting, and only by what was written into it before.
+        """
         if self.used + more > self.room:
             most = f"{self.room / 1e6:,.0f} MB"
             raise Refusal(507, f"This service keeps at most {most}, which are full; delete a memory to make room.")
@@ -272,7 +277,7 @@ class Store:
         """A new memory; its identifier cannot be guessed. `start` is the file that a service began with."""
         identifier, entries = secrets.token_urlsafe(18), [json.dumps(entry) for entry in log]
         with self._changing():
-            self._check_room(4096 + sum(one.size for one in examples) + sum(map(len, entries)))
+            self._check_room(4096 + sum(one.size for one in examples) + sum(PER_ROW + len(one) for one in entries))
             if self._rows("SELECT count(*) FROM memories")[0][0] >= most:
                 raise Refusal(507, f"There are {most:,} memories already; delete one first.")
             self._db.execute(
@@ -382,12 +387,16 @@ class Store:
             change = self._change(memory, "forget", undo)
             return self._let_go(memory, "forgotten", change, where, values)
 
-    def relabel(self, memory: str, undo: int, label: str, new: str) -> int:
-        """Call a class otherwise; if there is one of that name, they become one. How many examples that were."""
+    def relabel(self, memory: str, undo: int, label: str, new: str, *, most: int | None = None) -> int:
+        """Call a class otherwise; if there is one of that name, they become one, which keeps its `most` newest.
+
+        How many examples that were.
+        """
         with self._changing():
             where, values = self._those(memory, label, None)
             change = self._change(memory, "rename", undo)
             those = self._which(where, values)
+            self._check_room(4096 + len(those) * (PER_ROW + 4 * len(label + new)))
             self._db.executemany(
                 "INSERT INTO renamed (memory, change, number, label) VALUES (?, ?, ?, ?)",
                 [(memory, change, row.number, row.label) for row in those],
@@ -395,6 +404,8 @@ class Store:
             self._db.execute(f"UPDATE examples SET label = ? WHERE {where}", (new, *values))
             self._note(memory, "forgotten", those)
             self._note(memory, "added", [Row(row.number, new, row.name) for row in those])
+            if most is not None:
+                self._drop_oldest(memory, new, most, change)
             return len(those)
 
     def undo(self, memory: str) -> str:
@@ -420,11 +431,15 @@ class Store:
             former = self._verified("renamed", "memory = ? AND change = ?", memory, change)
             if not all(isinstance(label, str) and label for *_, label in former):
                 raise ValueError("classes without a name")
-        for _, _, number, label in former:
-            those = self._which("memory = ? AND number = ?", (memory, number))
-            self._note(memory, "forgotten", those)
-            self._note(memory, "added", [Row(row.number, label, row.name) for row in those])
-            self._db.execute("UPDATE examples SET label = ? WHERE memory = ? AND number = ?", (label, memory, number))
+        labels = {number: label for _, _, number, label in former}
+        renamed = "number IN (SELECT number FROM renamed WHERE memory = ? AND change = ?)"
+        those = self._which(f"memory = ? AND {renamed}", (memory, memory, change))
+        self._note(memory, "forgotten", those)
+        self._note(memory, "added", [Row(row.number, labels[row.number], row.name) for row in those])
+        self._db.executemany(
+            "UPDATE examples SET label = ? WHERE memory = ? AND number = ?",
+            [(label, memory, number) for number, label in labels.items()],
+        )
         self._db.execute("DELETE FROM renamed WHERE memory = ? AND change = ?", (memory, change))
 
     def undoable(self, memory: str) -> int:
@@ -490,10 +505,10 @@ class Store:
         notes = Stream(audit=[])
         for label, examples in names.items():
             notes.note(what, label, examples)
-        self._db.executemany(
-            "INSERT INTO log (memory, entry) VALUES (?, ?)",
-            [(memory, json.dumps(entry)) for entry in notes.audit or ()],
-        )
+        entries = [json.dumps(entry) for entry in notes.audit or ()]
+        if what == "added":  # forgetting is always written down
+            self._check_room(sum(PER_ROW + len(one) for one in entries))
+        self._db.executemany("INSERT INTO log (memory, entry) VALUES (?, ?)", [(memory, entry) for entry in entries])
 
     def log(self, memory: str) -> list[dict[str, Any]]:
         with self._reading(memory):

@@ -36,6 +36,17 @@ export function whenLocked(how) {
 }
 
 /**
+ * The header that shows the token; in UTF-8, of which a header wants every byte as a letter of its own.
+ *
+ * @returns {Record<string, string>}
+ */
+export function authorized() {
+  const token = sessionStorage.getItem("fastweights.token");
+  if (!token) return {};
+  return { Authorization: `Bearer ${String.fromCharCode(...new TextEncoder().encode(token))}` };
+}
+
+/**
  * @param {string} method
  * @param {string} path
  * @param {{body?: BodyInit, type?: string}} options
@@ -45,9 +56,7 @@ async function ask(method, path, options = {}) {
   const { body, type } = options;
   for (;;) {
     /** @type {Record<string, string>} */
-    const headers = type ? { "Content-Type": type } : {};
-    const token = sessionStorage.getItem("fastweights.token");
-    if (token) headers.Authorization = `Bearer ${token}`;
+    const headers = { ...authorized(), ...(type ? { "Content-Type": type } : {}) };
     let answer;
     try {
       answer = await fetch(`v1${path}`, { method, body, headers });

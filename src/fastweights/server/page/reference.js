@@ -1,6 +1,8 @@
 // @ts-check
 /** The interface as openapi.json describes it, to be read by people. */
 
+import { authorized } from "./api.js";
+
 /**
  * @param {string} tag
  * @param {string} text
@@ -64,15 +66,10 @@ function defined(name, schema) {
 }
 
 for (const here of document.querySelectorAll(".here")) here.textContent = location.origin;
-const token = sessionStorage.getItem("fastweights.token");
-/** @type {Record<string, string>} */
-const headers = token ? { Authorization: `Bearer ${token}` } : {};
-const found = await (await fetch("openapi.json", { headers })).json();
+const found = await (await fetch("openapi.json", { headers: authorized() })).json();
 const routes = Object.entries(found.paths ?? {}).flatMap(([path, verbs]) =>
   Object.entries(verbs).map(([verb, one]) => described(verb, path, one)),
 );
 const shapes = Object.entries(found.components?.schemas ?? {}).map(([name, schema]) => defined(name, schema));
 const parts = [element("h2", "What can be asked"), ...routes, element("h2", "Shapes"), ...shapes];
 document.getElementById("reference")?.append(...parts);
-
-export {};
