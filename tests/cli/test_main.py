@@ -195,6 +195,8 @@ def test_resume_goes_on(monkeypatch, capsys, tmp_path):
     same = ["--learner", "fwcnn-hebb", *NARROW, "--dataset", "blobs", "--steps", "9"]
     assert call(monkeypatch, *again, *same) == 0
     assert call(monkeypatch, *again, *NARROW[:2]) == 0
+    name, _, value = NARROW[1].partition("=")
+    assert call(monkeypatch, *again, "--set", f"{name}={int(value)}e0") == 0
     assert "at step 9 already" in refused(monkeypatch, capsys, "train", "--resume", "--out", "run", "--steps", "3")
 
 

@@ -185,6 +185,26 @@ def test_what_a_plain_learner_cannot_do_is_refused(dataset, changes, says):
         Training(Plain((8, 8, 1)), TrainSettings(queries=3, **changes), dataset)
 
 
+class Wordy(Plain):
+    def get_extra_state(self):
+        return {"version": 2}
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Lazy(Plain):
+    def __init__(self, item_shape):
+        super().__init__(item_shape)
+        self.above = torch.nn.LazyLinear(3)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(Wordy, "_extra_state"), (Lazy, r"above\.weight")])
+def test_what_no_checkpoint_can_hold_is_refused_before_the_training(dataset, train_settings, kind, kept):
+    with pytest.raises(UserError, match=f"{kind.__name__} keeps {kept}, which is no tensor of a known shape"):
+        Training(kind((8, 8, 1)), train_settings, dataset)
+
+
 def test_a_learner_without_parameters_is_not_trained(dataset, train_settings):
     from fastweights.learners.examples import PixelNearestNeighbour
 

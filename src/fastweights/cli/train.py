@@ -1,7 +1,7 @@
 """The command `train`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -295,7 +295,7 @@ class Asked:
         if isinstance(named, LearnerSettings) and named != ours:
             fixed.append("learner")
         pairs = [change.partition("=")[::2] for change in changes]
-        if not named and any(_typed(ours.to_json().get(name)).lower() != text.lower() for name, text in pairs):
+        if not named and not all(_is_typed(ours.to_json().get(name), text) for name, text in pairs):
             fixed.append("set")
         if fixed:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
@@ -316,6 +316,14 @@ def _require_no_run(folder: Path, way_on: str) -> None:
 
 def _typed(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _is_typed(value: Any, text: str) -> bool:
+    """Whether a text means this value; 4e-1 is 0.4."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return float(text) == value
+    return _typed(value).lower() == text.lower()
 
 
 def _report(training: Training, outcome: Outcome) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fastweights.data.items import Dataset, Items, TextItems
 from fastweights.evaluation import MULTIPLE, Evaluation, evaluate, evaluating
@@ -159,6 +160,11 @@ class Training:
         s, name = self.settings, type(self.learner).__name__
         if not list(self.learner.parameters()):
             raise UserError(f"{name} has no parameters to train; evaluate it as it is.")
+        for kept, tensor in self.learner.state_dict().items():
+            if not isinstance(tensor, Tensor) or is_lazy(tensor):
+                raise UserError(
+                    f"{name} keeps {kept}, which is no tensor of a known shape; checkpoints hold no others."
+                )
         if s.key_norm and not (self.learner.scales_keys and self.learner.by_keys):
             raise UserError(f"key_norm is for learners that scale their keys, as fast weights do; {name} does not.")
         if s.freeze_encoder_steps and not (parameters_above(self.learner) or s.classifier_weight):
