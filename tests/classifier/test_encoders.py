@@ -18,6 +18,7 @@ from torch import nn
 
 from fastweights import Classifier
 from fastweights.classifier import adapter as adapters
+from fastweights.classifier import encoders
 from fastweights.classifier.encoders import BATCH, UNASKED, encoder_of
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.key_cache import FILE
@@ -418,6 +419,24 @@ def test_an_encoder_is_named_not_stored(tmp_path: Path) -> None:
         shrunk.predict(["a"])
     shrunk.save(path)
     assert Classifier.load(path, encoder=letters).classes_.tolist() == ["y", "z"]
+
+
+def test_large_pictures_are_not_all_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "TOGETHER", 16 * 16 * 10)
+    pictures = [Image.new("RGB", (16, 16), (number, 0, 255 - number)) for number in range(60)]
+    for number, one in enumerate(pictures):
+        one.save(tmp_path / f"{number}.png")
+    paths = [tmp_path / f"{number}.png" for number in range(60)]
+    large, small = Asked(mean_colours), Asked(mean_colours)
+    found = [np.concatenate([v for v, _ in encoder_of(large).encode(paths)])]
+    assert [len(batch) for batch in large.batches] == [16, 16, 16, 12]
+    found.append(np.concatenate([v for v, _ in encoder_of(small, prepare=np.asarray).encode(paths)]))
+    assert [len(batch) for batch in small.batches] == [60]
+    np.testing.assert_array_equal(*found)
+
+
+def mean_colours(pictures: list[Any]) -> np.ndarray:
+    return np.stack([np.asarray(one, np.float64).mean((0, 1)) + 1 for one in pictures])
 
 
 def test_weights_of_networks_are_recognised(tmp_path: Path) -> None:

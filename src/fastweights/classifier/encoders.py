@@ -12,7 +12,7 @@ of all networks that it is, is bound to or refers to, and of its code and settin
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -38,9 +38,14 @@ from fastweights.utils.errors import UserError
 
 BATCH = 64
 """Items that an encoder is asked at a time."""
+PIECE = 8
+"""Items that are prepared at a time."""
+TOGETHER = 50_000_000
+"""Pixels of pictures after which an encoder is asked, though there be fewer than a batch of them."""
 LARGEST = 1e30
 """Vectors of larger numbers, or of none but smaller ones than its inverse, are scaled: float32 cannot hold them."""
 Skip = Callable[[str, str], None]
+Tell = Callable[[int, Exception, str], None]
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ class Encoder:
     def _asked(
         self, items: Sequence[Any], places: list[int], skip: Skip | None, pool: ThreadPoolExecutor
     ) -> dict[int, np.ndarray]:
+        found: dict[int, np.ndarray] = {}
         prepared: dict[int, Any] = {}
 
         def tell(place: int, error: Exception, what: str) -> None:
@@ -134,26 +140,37 @@ class Encoder:
                 raise InputError(f"{about}{remedy}.") from error
             skip(who, f"{about}.")
 
-        for place, one in zip(places, pool.map(lambda place: self._prepared(items[place], place), places), strict=True):
-            if isinstance(one, _Failed):
-                tell(place, one.error, "the preparation fails on")
-            else:
-                prepared[place] = one.item
-        found: dict[int, np.ndarray] = {}
-        if prepared:
-            try:
-                vectors = checked(self.ask(list(prepared.values())), len(prepared), self.name)
-                found = dict(zip(prepared, vectors, strict=True))
-            except Exception:  # one by one, to find out which is to blame
-                for place, one in prepared.items():
-                    try:
-                        found[place] = checked(self.ask([one]), 1, self.name)[0]
-                    except Exception as error:
-                        tell(place, error, f"the encoder {self.name} fails on")
+        for first in range(0, len(places), PIECE):
+            piece = places[first : first + PIECE]
+            ready = pool.map(lambda place: self._prepared(items[place], place), piece)
+            for place, one in zip(piece, ready, strict=True):
+                if isinstance(one, _Failed):
+                    tell(place, one.error, "the preparation fails on")
+                else:
+                    prepared[place] = one.item
+            if prepared and (piece[-1] == places[-1] or _pixels_of(prepared.values()) > TOGETHER):
+                found |= self._vectors(prepared, tell)
+                prepared = {}
         for place in [place for place, vector in found.items() if not np.isfinite(vector).all() or not vector.any()]:
             what = "is all zeros" if not found.pop(place).any() else "holds numbers that are not finite"
             who = name_of(items[place], place)
             tell(place, InputError(f"the vector of {who} by the encoder {self.name} {what}"), "")
+        return found
+
+    def _vectors(
+        self, prepared: Mapping[int, Any], tell: Callable[[int, Exception, str], None]
+    ) -> dict[int, np.ndarray]:
+        """The vectors of prepared items, by their places."""
+        found: dict[int, np.ndarray] = {}
+        try:
+            vectors = checked(self.ask(list(prepared.values())), len(prepared), self.name)
+            return dict(zip(prepared, vectors, strict=True))
+        except Exception:  # one by one, to find out which is to blame
+            for place, one in prepared.items():
+                try:
+                    found[place] = checked(self.ask([one]), 1, self.name)[0]
+                except Exception as error:
+                    tell(place, error, f"the encoder {self.name} fails on")
         return found
 
     def _prepared(self, one: Any, place: int) -> "_Ready | _Failed":
@@ -163,6 +180,11 @@ class Encoder:
             return _Ready(one if self.prepare is None else self.prepare(one))
         except Exception as error:
             return _Failed(error)
+
+
+def _pixels_of(prepared: Iterable[Any]) -> int:
+    """Of pictures that nobody has made into something smaller."""
+    return sum(one.width * one.height for one in prepared if isinstance(one, Image.Image))
 
 
 @dataclass(frozen=True)
