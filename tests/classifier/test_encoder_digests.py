@@ -1,7 +1,9 @@
 """What makes an encoder another one: weights, settings and code, wherever it keeps them."""
 
 import functools
+import importlib
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from fastweights import Classifier
+from fastweights.classifier import encoder_digests
 from fastweights.classifier.encoder_digests import digests_of
 from fastweights.classifier.encoders import encoder_of
 from fastweights.classifier.errors import InputError
@@ -107,3 +110,26 @@ def test_what_is_no_setting_is_left_alone() -> None:
     assert digests_of([one]) == digests_of([other])
     one.held = (one, {"self": one}, {3, "b", 2.5}, np.array([one, None]), torch.eye(2).to_sparse(), print)
     assert digests_of([one])[1] == ""
+
+
+def test_an_installed_package_is_no_library_to_its_own_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it uses of itself is followed, what it uses of others is not."""
+    for name, text in {
+        "eyes/__init__.py": "from eyes.parts import see\n\ndef encode(items):\n    return see(items)\n",
+        "eyes/parts.py": "import torch\nfrom other import tell\nNET = torch.nn.Linear(2, 3)\n\n"
+        "def see(items):\n    return NET(tell(items))\n",
+        "other.py": "SEEN = []\n\ndef tell(items):\n    SEEN.append(items)\n    return items\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(encoder_digests, "LIBRARIES", (*encoder_digests.LIBRARIES, tmp_path.resolve()))
+    monkeypatch.syspath_prepend(tmp_path)
+    eyes = importlib.import_module("eyes")
+    parts, other = sys.modules["eyes.parts"], sys.modules["other"]
+    before = digests_of([eyes.encode])
+    other.SEEN.append(1)
+    assert digests_of([eyes.encode]) == before
+    nn.init.normal_(parts.NET.weight)
+    source, weights = digests_of([eyes.encode])
+    assert source == before[0]
+    assert weights not in ("", before[1])

@@ -3,7 +3,8 @@
 Everything is followed that an encoder refers to: what is wrapped, bound or given to a `partial`, the globals and
 outer variables that a function uses, what objects and containers hold. Of installed libraries the objects are looked
 into, such as the transforms of a picture, but not their code. What somebody computes and keeps meanwhile, a counter
-say, counts as a setting: then the encoder is taken for another one, which is the safe mistake.
+say, counts as a setting: then the encoder is taken for another one, which is the safe mistake. The package that an
+encoder is of is no library to it.
 """
 
 import functools
@@ -11,7 +12,7 @@ import hashlib
 import inspect
 import re
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -29,9 +30,10 @@ LIBRARIES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib"
 
 def digests_of(parts: Sequence[Any]) -> tuple[str, str]:
     """Of the code and the settings of all parts, and of the weights of their networks (empty where there are none)."""
-    found = list(_within(parts))
+    own = {_package(_code(_bare(part))) for part in parts if not isinstance(_bare(part), nn.Module)}
+    found = list(_within(parts, own))
     code = hashlib.sha256()
-    for text in (*map(_source, parts), *map(_text_of, found)):
+    for text in (*map(_source, parts), *(_text_of(one, own) for one in found)):
         code.update(text.encode("utf-8", "surrogatepass") + b"\0")
     networks = [one for one in found if isinstance(one, nn.Module)]
     weights = hashlib.sha256()
@@ -43,7 +45,15 @@ def digests_of(parts: Sequence[Any]) -> tuple[str, str]:
     return code.hexdigest(), weights.hexdigest() if networks else ""
 
 
-def _text_of(one: Any) -> str:
+def _bare(part: Any) -> Any:
+    """What is wrapped by a `partial` or bound to a network."""
+    while isinstance(part, functools.partial):
+        part = part.func
+    bound = getattr(part, "__self__", None)
+    return bound if isinstance(bound, nn.Module) else part
+
+
+def _text_of(one: Any, own: Collection[str]) -> str:
     """What one part says about the whole."""
     if isinstance(one, PLAIN):
         return repr(one)
@@ -55,14 +65,14 @@ def _text_of(one: Any) -> str:
     if isinstance(one, np.ndarray):
         held = b"" if one.dtype.hasobject else np.ascontiguousarray(one).tobytes()
         return f"{one.dtype}{one.shape}{hashlib.sha256(held).hexdigest()}"
-    return "" if _is_installed(one) else _source(one)
+    return "" if _is_foreign(one, own) else _source(one)
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _within(parts: Sequence[Any]) -> Iterator[Any]:
+def _within(parts: Sequence[Any], own: Collection[str]) -> Iterator[Any]:
     """All that some things consist of, each once, in an order that depends on names alone."""
     waiting, seen = list(reversed(parts)), dict[int, Any]()  # which are kept, lest another take the number of one
     while waiting and len(seen) < MOST:
@@ -72,10 +82,10 @@ def _within(parts: Sequence[Any]) -> Iterator[Any]:
         elif id(one) not in seen:
             seen[id(one)] = one
             yield one
-            waiting += reversed(_held_by(one))
+            waiting += reversed(_held_by(one, own))
 
 
-def _held_by(one: Any) -> list[Any]:
+def _held_by(one: Any, own: Collection[str]) -> list[Any]:
     """What is directly in it, sorted by name."""
     if isinstance(one, functools.partial):
         return [one.func, *one.args, *_values(one.keywords)]
@@ -91,10 +101,11 @@ def _held_by(one: Any) -> list[Any]:
         return []
     inner = inspect.unwrap(one) if callable(one) else one
     if isinstance(inner, FunctionType):
-        return [] if _is_installed(inner) else _used_by(inner)
+        return [] if _is_foreign(inner, own) else _used_by(inner)
     if _is_within(_code(one), LIBRARIES[:1]):  # locks, loggers and the like
         return []
-    methods = {} if _is_installed(one) else {k: v for k, v in vars(type(one)).items() if isinstance(v, FunctionType)}
+    written = {} if _is_foreign(one, own) else vars(type(one))
+    methods = {name: value for name, value in written.items() if isinstance(value, FunctionType)}
     return [*_values(getattr(one, "__dict__", {})), *_values(methods)]
 
 
@@ -111,9 +122,14 @@ def _values(named: Mapping[str, Any]) -> list[Any]:
     return [named[name] for name in sorted(named)]
 
 
-def _is_installed(one: Any) -> bool:
+def _is_foreign(one: Any, own: Collection[str]) -> bool:
     """Whether its code, or that of its kind, belongs to a library."""
-    return _is_within(_code(one), LIBRARIES)
+    code = _code(one)
+    return _package(code) not in own and _is_within(code, LIBRARIES)
+
+
+def _package(code: Any) -> str:
+    return str(getattr(code, "__module__", "")).partition(".")[0]
 
 
 def _is_within(code: Any, libraries: Sequence[Path]) -> bool:
