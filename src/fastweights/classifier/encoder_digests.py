@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from fastweights.learners.saved import bytes_of
+
 MOST = 100_000
 """Objects that are looked at; a vocabulary that is larger still counts by its beginning."""
 PLAIN = (str, bytes, bool, int, float, complex, type(None), PurePath, np.generic)
@@ -41,7 +43,7 @@ def digests_of(parts: Sequence[Any]) -> tuple[str, str]:
         for name, tensor in sorted(network.state_dict().items()):
             if isinstance(tensor, torch.Tensor):
                 weights.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-                weights.update(_bytes_of(tensor))
+                weights.update(bytes_of(tensor))
     return code.hexdigest(), weights.hexdigest() if networks else ""
 
 
@@ -61,15 +63,11 @@ def _text_of(one: Any, own: Collection[str]) -> str:
         return ADDRESS.sub("", repr(one))  # with what its layers were made with
     if isinstance(one, torch.Tensor):
         dense = one.layout == torch.strided and not (one.is_quantized or one.is_meta)
-        return f"{one.dtype}{tuple(one.shape)}{hashlib.sha256(_bytes_of(one)).hexdigest() if dense else ''}"
+        return f"{one.dtype}{tuple(one.shape)}{hashlib.sha256(bytes_of(one)).hexdigest() if dense else ''}"
     if isinstance(one, np.ndarray):
         held = b"" if one.dtype.hasobject else np.ascontiguousarray(one).tobytes()
         return f"{one.dtype}{one.shape}{hashlib.sha256(held).hexdigest()}"
     return "" if _is_foreign(one, own) else _source(one)
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _within(parts: Sequence[Any], own: Collection[str]) -> Iterator[Any]:

@@ -157,9 +157,7 @@ class Encoder:
             tell(place, InputError(f"the vector of {who} by the encoder {self.name} {what}"), "")
         return found
 
-    def _vectors(
-        self, prepared: Mapping[int, Any], tell: Callable[[int, Exception, str], None]
-    ) -> dict[int, np.ndarray]:
+    def _vectors(self, prepared: Mapping[int, Any], tell: Tell) -> dict[int, np.ndarray]:
         """The vectors of prepared items, by their places."""
         found: dict[int, np.ndarray] = {}
         try:

@@ -69,7 +69,11 @@ class FadingMemory(Memory):
     def weights(self, members: np.ndarray) -> np.ndarray:
         """What examples of one class weigh, the newest of it 1."""
         newest = self.times[self.class_of == self.class_of[members[0]]].max()
-        return np.exp2((self.times[members] - newest) / (self.half_life * DAY))
+        return self._left_after(newest - self.times[members])
+
+    def _left_after(self, seconds: np.ndarray) -> np.ndarray:
+        """Of a weight of 1."""
+        return np.exp2(-seconds / (self.half_life * DAY))
 
     def forget(self, label: Label) -> None:
         with self._lock:
@@ -88,7 +92,7 @@ class FadingMemory(Memory):
     def example_weights(self, places: np.ndarray) -> np.ndarray:
         newest = np.full(self.classes, -np.inf)
         np.maximum.at(newest, self.class_of, self.times)
-        return np.exp2((self.times[places] - newest[self.class_of[places]]) / (self.half_life * DAY))
+        return self._left_after(newest[self.class_of[places]] - self.times[places])
 
     def _by_age(self, number: int) -> np.ndarray:
         members = super()._by_age(number)

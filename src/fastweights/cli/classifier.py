@@ -5,7 +5,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -137,7 +137,8 @@ def predict(
     if copy_to is not None:
         if any(isinstance(one, str) for one in found):
             raise UserError("texts are no files that could be copied; leave out --copy-to.")
-        found = [picture for picture in found if not _is_copy(picture, copy_to, folders or {})]
+        copied = {folder.resolve() for folder in (folders or {}).values()}
+        found = [picture for picture in found if copied.isdisjoint(picture.resolve().parents)]  # no copies of before
         if not found:
             raise UserError(f"all of these pictures lie in folders of {copy_to} already; name others.")
     called = "texts" if any(isinstance(one, str) for one in found) else "pictures"
@@ -430,12 +431,6 @@ def _copy(rows: Sequence[Row], folders: dict[str, Path] | None) -> None:
             draft = target.with_name(f".{target.name}.draft")
             shutil.copy2(source, draft)
             draft.replace(target)
-
-
-def _is_copy(picture: Path, root: Path, labels: Collection[str]) -> bool:
-    """Whether it lies in the folder of a label, as copies do that were made before."""
-    picture, root = picture.resolve(), root.resolve()
-    return picture.is_relative_to(root) and picture.relative_to(root).parts[0] in labels
 
 
 def _as_known(label: str, known: Sequence[Any]) -> Any:

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from fastweights.utils import differentiable
+
 PROGRAMS = 132 * 8
 """Programs of the kernels that sum: enough to fill the largest GPUs, few enough that their partial sums are small."""
 CHANNELS = 64
@@ -234,6 +236,7 @@ class NormAct(torch.autograd.Function):
         return apply(z, known[2], known[3], slope)
 
     @staticmethod
+    @differentiable.once("the fused batch norm can be differentiated once only")
     def backward(ctx: Any, *grads: Any) -> Any:
         z, known = ctx.saved_tensors
         pixels, filters, options = sizes(z)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fastweights.kernels import batch_norm, cnn
 from fastweights.kernels.first_layer import first_layer
+from fastweights.utils import differentiable
 
 
 class FurtherLayer(torch.autograd.Function):
@@ -33,6 +34,7 @@ class FurtherLayer(torch.autograd.Function):
         return cnn.pool_forward(z, known[2], known[3], slope)
 
     @staticmethod
+    @differentiable.once("the fused layers of the CNN can be differentiated once only")
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, z, known = ctx.saved_tensors
         grad, scale, shift = grads[0].contiguous(), known[2], known[3]

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from fastweights.kernels.batch_norm import FINISHED, PROGRAMS, constants
+from fastweights.utils import differentiable
 
 LAUNCH = {"frame": (1024, 4, 1), "moments": (128, 4, 2), "forward": (64, 4, 2), "backward": (64, 4, 2)}
 """Squares (or pixels) per block, warps and pipeline stages of each kernel: the fastest of those tried on an H200."""
@@ -359,6 +360,7 @@ class FirstLayer(torch.autograd.Function):
         return out
 
     @staticmethod
+    @differentiable.once("the fused first layer can be differentiated once only")
     def backward(ctx: Any, *grads: Any) -> Any:
         framed, out, winner, matrix, moments, known = ctx.saved_tensors
         sizes, step, pixels, channels, slope, pool = ctx.about

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fastweights.kernels import batch_norm
 from fastweights.kernels.cnn import convolve
 from fastweights.kernels.first_layer import first_layer, product_dtype, sizes_of
+from fastweights.utils import differentiable
 
 JOIN, JOIN_SUMS, JOIN_BACKWARD = (16, 4), (32, 4), (16, 4)
 """Squares of pixels per block, and warps, of the kernels of the join: the fastest of those tried on an H200."""
@@ -201,6 +202,7 @@ class Join(torch.autograd.Function):
         return out
 
     @staticmethod
+    @differentiable.once("the fused blocks of the ResNet can be differentiated once only")
     def backward(ctx: Any, *grads: Any) -> Any:
         z, winner, known = ctx.saved_tensors
         return *_join_backward(ctx, z, winner, known, None, grads[0].contiguous()), None, None
@@ -221,6 +223,7 @@ class FirstJoin(torch.autograd.Function):
         return out
 
     @staticmethod
+    @differentiable.once("the fused blocks of the ResNet can be differentiated once only")
     def backward(ctx: Any, *grads: Any) -> Any:
         z, winner, known, images = ctx.saved_tensors
         dz, d_matrix, d_gain, d_bias = _join_backward(ctx, z, winner, known, images, grads[0].contiguous())

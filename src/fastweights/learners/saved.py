@@ -354,7 +354,7 @@ def fingerprint(learner: Learner) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(learner.state_dict().items()):
         digest.update(name.encode())
-        digest.update(_bytes_of(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
@@ -364,7 +364,7 @@ def _path(path: Any) -> Path:
     return Path(path)
 
 
-def _bytes_of(tensor: Tensor) -> Any:
+def bytes_of(tensor: Tensor) -> Any:
     """A tensor's numbers as bytes, which are copied only where they have to be."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
@@ -380,7 +380,7 @@ def _parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterat
     yield json.dumps(said, sort_keys=True).encode()
     for name in sorted(tensors):
         yield f"\0{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}:".encode("utf-8", "surrogatepass")
-        yield _bytes_of(tensors[name])
+        yield bytes_of(tensors[name])
 
 
 def verify(path: Path, tensors: Tensors, metadata: Mapping[str, str], remedy: str, *, has_digest: bool) -> None:
