@@ -74,6 +74,13 @@ def test_class_folders_may_be_links(tmp_path):
     assert all(len(split.values) == 3 * split.classes for split in dataset.splits.values())
 
 
+def test_two_classes_that_are_one_folder_by_a_link_are_refused(tmp_path):
+    folder = unpack(tmp_path / "birds", pictures())
+    (folder / "class 9 again").symlink_to(folder / "class 9")
+    with pytest.raises(UserError, match=r"class 9 and .*class 9 again are one folder, by a link; remove one"):
+        load(str(folder), tmp_path)
+
+
 def test_a_class_may_be_called_train(tmp_path):
     contents = {name.replace("class 1/", "train/").replace("class 2/", "test/"): p for name, p in pictures().items()}
     dataset = load(str(unpack(tmp_path / "x", contents)), tmp_path)
@@ -125,6 +132,15 @@ def test_pictures_of_every_mode(tmp_path):
             found[name] = split.values[split.offsets[label]].float().mean((0, 1)).tolist()
     for name, (_, colour) in modes.items():
         assert found[name.replace(".", "-")] == pytest.approx(colour, abs=3), name
+
+
+def test_a_transparent_shade_of_16_bits_is_paper():
+    values = np.full((8, 8), 7, np.uint16)
+    values[2:6, 2:6] = 40_000
+    out = io.BytesIO()
+    Image.fromarray(values).save(out, "PNG", transparency=7)
+    pixels = own.as_pixels(Image.open(out), "x.png", (8, 8, 1), False)[..., 0]
+    assert (pixels == np.where(values == 7, 255, round(40_000 / 65_535 * 255))).all()
 
 
 def test_a_picture_with_nan_pixels_is_named(tmp_path):

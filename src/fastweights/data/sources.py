@@ -108,19 +108,26 @@ def _name_of(entry: zipfile.ZipInfo) -> str:
 
 
 def files_under(path: Path) -> Iterator[Path]:
-    """The file itself, or all files in a folder; links to folders are followed, but no folder is visited twice."""
+    """The file itself, or all files in a folder and in those that it links to, but no folder that links back to itself.
+
+    One that is met twice is refused: its files would belong to two classes, or to two splits.
+    """
     if not path.is_dir():
         yield path
         return
-    seen = {path.resolve()}
+    seen = {path.resolve(): path}
     for folder, folders, files in os.walk(path, onerror=_cannot_read, followlinks=True):
+        here = Path(folder)
         folders[:] = sorted(name for name in folders if not _is_junk(name))
         for name in tuple(folders):
-            real = (Path(folder) / name).resolve()
-            if real in seen:
+            real = (here / name).resolve()
+            if here.resolve().is_relative_to(real):
                 folders.remove(name)
-            seen.add(real)
-        yield from (Path(folder) / name for name in files if not _is_junk(name))
+            elif real in seen:
+                raise UserError(f"{seen[real]} and {here / name} are one folder, by a link; remove one of them.")
+            else:
+                seen[real] = here / name
+        yield from (here / name for name in files if not _is_junk(name))
 
 
 def _cannot_read(error: OSError) -> None:
