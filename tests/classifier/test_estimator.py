@@ -535,11 +535,24 @@ def test_a_large_memory_is_refined_anew_only_when_it_has_grown(monkeypatch: pyte
     model = Classifier().fit(X, y)
     assert len(model.memory_) > estimator.FEW
     model.predict(X)
-    before = model._refined._calibration
+    before = model._refined.of(model.memory_)
     model.add("class 0", X[0]).predict(X)
-    assert model._refined._calibration is before
+    assert model._refined.of(model.memory_) is before
     model.add("class 0", X[:50]).predict(X)
-    assert model._refined._calibration is not before
+    assert model._refined.of(model.memory_) is not before
+
+
+def test_a_large_memory_answers_as_before_once_it_is_loaded(tmp_path: Path) -> None:
+    X, y = blobs(each=60)
+    more = blobs(each=5, seed=1)[0]
+    model = Classifier().fit(X, y)
+    model.predict(X)
+    model.add("class 0", more)
+    model.save(tmp_path / "x.fw")
+    expected = model.predict_proba(X)
+    np.testing.assert_array_equal(Classifier.load(tmp_path / "x.fw").predict_proba(X), expected)
+    anew = Classifier().fit(np.concatenate([X, more]), np.concatenate([y, ["class 0"] * len(more)]))
+    assert (anew.predict_proba(X) != expected).any()  # what refining on loading would have said
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fastweights import Classifier
 from fastweights.classifier import files
+from fastweights.classifier.calibration import Calibration
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.models import find_model
 from fastweights.learners.base import KeyLearner
@@ -240,6 +241,10 @@ NONSENSE: dict[str, Change] = {
     "a calibration of texts": of_model("calibration", {"known": "none"}),
     "a calibration of nan": of_model("calibration", {"known": [float("nan")] * 5}),
     "a calibration out of bounds": lambda t, h, _: h["model"]["calibration"].update(log_scale=10**400),
+    "a confidence refined on nothing": said("refined", {"examples": 0, "calibration": Calibration().to_json()}),
+    "a confidence refined on a text": said("refined", {"examples": "9", "calibration": Calibration().to_json()}),
+    "a refined confidence of nan": said("refined", {"examples": 9, "calibration": {"known": [float("nan")] * 5}}),
+    "a refined confidence that is a list": said("refined", [9]),
     "no such system": setting(system="crystal ball"),
     "a system of other weights": setting(system="fast-weights"),
     "no such setting": setting(colour="red"),

@@ -148,6 +148,46 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class RefinedOn:
+    """A calibration that was refined on a memory of so many examples."""
+
+    examples: int
+    calibration: Calibration
+
+    def to_json(self) -> dict[str, Any]:
+        return {"examples": self.examples, "calibration": self.calibration.to_json()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        if type(values["examples"]) is not int or values["examples"] < 1:
+            raise ValueError("a calibration refined on no examples")
+        return cls(values["examples"], Calibration.from_json(values["calibration"]))
+
+
+class Refined:
+    """A model's calibration, refined on the examples of a memory when it is first needed.
+
+    Again when the memory has grown or shrunk by a tenth: on a large one that takes longer than adding an example. One
+    that was set on labelled items stays as it is.
+    """
+
+    def __init__(
+        self, given: Calibration | None, fixed: Calibration | None = None, last: RefinedOn | None = None
+    ) -> None:
+        self.given, self.fixed, self.last = given, fixed, last
+
+    def of(self, memory: Memory) -> Calibration:
+        if self.fixed is not None:
+            return self.fixed
+        with memory.unchanged():
+            size = len(memory)
+            if self.last is None or not 0.9 <= self.last.examples / size <= 1.1:
+                refined = (self.given or Calibration()).refined(memory, trusted=self.given is not None)
+                self.last = RefinedOn(size, refined)
+            return self.last.calibration
+
+
+@dataclass(frozen=True)
 class Asked:
     """Held-out tasks of one shape, answered: cosines with N classes of K examples each."""
 

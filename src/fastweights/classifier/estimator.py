@@ -25,11 +25,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fastweights.classifier import files
 from fastweights.classifier.answers import SURE, Answer, answers
-from fastweights.classifier.calibration import Calibration
+from fastweights.classifier.calibration import Calibration, Refined
 from fastweights.classifier.encoders import encoder_of
 from fastweights.classifier.errors import Contradiction, InputError
 from fastweights.classifier.inputs import as_items, as_list, name_of
-from fastweights.classifier.memory import Label, Memory, listed
+from fastweights.classifier.memory import Label, listed
 from fastweights.classifier.models import Model
 from fastweights.classifier.sight import Sight, find_sight
 from fastweights.classifier.streams import FadingMemory, Stream, seconds
@@ -98,28 +98,6 @@ class CalibratedOn:
     """The share of the items that are answered rightly."""
     confidence: float
     """The mean confidence of these answers."""
-
-
-class Refined:
-    """A model's calibration, refined on the examples of a memory when it is first needed.
-
-    Again when the memory has grown or shrunk by a tenth: on a large one that takes longer than adding an example. One
-    that was set on labelled items stays as it is.
-    """
-
-    def __init__(self, given: Calibration | None, fixed: Calibration | None = None) -> None:
-        self.given, self.fixed = given, fixed
-        self._size, self._calibration = 0, Calibration()
-
-    def of(self, memory: Memory) -> Calibration:
-        if self.fixed is not None:
-            return self.fixed
-        with memory.unchanged():
-            size = len(memory)
-            if not 0.9 <= self._size / size <= 1.1:
-                self._calibration = (self.given or Calibration()).refined(memory, trusted=self.given is not None)
-                self._size = size
-            return self._calibration
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
@@ -412,7 +390,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def save(self, path: Path | str) -> None:
         """Write everything into one file, names included."""
         check_is_fitted(self, "memory_")
-        files.write(path, self._sight, self.memory_, self._stream)
+        files.write(path, self._sight, self.memory_, self._stream, self._refined if len(self.memory_) >= FEW else None)
 
     @classmethod
     def load(
@@ -447,7 +425,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         made.memory_ = stored.memory
         audit = (stream.audit or []) if made.audit else None
         made._stream = Stream(made.half_life, made.limit, audit, stream.calibration)
-        made._refined = Refined(sight.calibration, stream.calibration)
+        made._refined = Refined(sight.calibration, stream.calibration, stored.refined)
         if sight.takes_arrays:
             made.n_features_in_ = stored.memory.width if sight.adapter is None else sight.adapter.inputs
         made._changed()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fastweights.classifier import streams
 from fastweights.classifier.adapter import Adapter, adapter_of
-from fastweights.classifier.calibration import Calibration
+from fastweights.classifier.calibration import Calibration, Refined, RefinedOn
 from fastweights.classifier.encoders import UNASKED, Encoder
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.inputs import PREPARATIONS, Preparation
@@ -57,13 +57,21 @@ class Stored:
     encoder: Encoder | None = None
     adapter: Adapter | None = None
     stream: Stream = field(default_factory=Stream)
+    refined: RefinedOn | None = None
+    """The confidence it answered with, where that was worth keeping."""
 
     @property
     def sight(self) -> Sight:
         return Sight(self.model, self.encoder, self.adapter)
 
 
-def write(path: Path | str, seen_by: Sight | Model | None, memory: Memory, stream: Stream | None = None) -> None:
+def write(
+    path: Path | str,
+    seen_by: Sight | Model | None,
+    memory: Memory,
+    stream: Stream | None = None,
+    refined: Refined | None = None,
+) -> None:
     """Write a classifier. The file appears whole or not at all."""
     sight = seen_by if isinstance(seen_by, Sight) else Sight(seen_by)
     with memory.unchanged():
@@ -83,6 +91,8 @@ def write(path: Path | str, seen_by: Sight | Model | None, memory: Memory, strea
         tensors |= sight.adapter.tensors()
     if streamed:
         header["stream"] = streamed
+    if refined is not None and refined.last is not None:
+        header["refined"] = refined.last.to_json()
     tensors |= {f"model.{name}": tensor for name, tensor in weights.items()}
     path = Path(path)
     try:
@@ -120,6 +130,7 @@ def read(path: Path | str, model: Any = None, device: str = "cpu", encoder: Enco
         encoded = _encoder_in(path, tensors, header["model"], encoder, device)
         found = None if encoded is not None else _model_in(path, tensors, header["model"], model, device)
         adapter = _adapter_in(tensors, header.get("adapter"))
+        refined = RefinedOn.from_json(header["refined"]) if "refined" in header else None
         _check_names(tensors, header)
         width = Sight(found, encoded, adapter).width
         if width is not None and width != memory.width:
@@ -131,7 +142,7 @@ def read(path: Path | str, model: Any = None, device: str = "cpu", encoder: Enco
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IndexError, OverflowError) as error:
         raise InputError(f"{path} contradicts itself ({error!s:.200}); restore it from a copy.") from None
-    return Stored(found, memory, encoded, adapter, stream)
+    return Stored(found, memory, encoded, adapter, stream, refined)
 
 
 def _opened(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
