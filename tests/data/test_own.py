@@ -11,6 +11,7 @@ from PIL import Image
 
 from fastweights.data import TextItems, load, own, read_pictures
 from fastweights.data.registry import require_familiar
+from fastweights.data.sources import files_under
 from fastweights.tasks.episodes import EpisodeSampler
 from fastweights.utils.errors import UserError
 from fastweights.utils.tokens import PAD, UNKNOWN
@@ -72,6 +73,16 @@ def test_class_folders_may_be_links(tmp_path):
     dataset = load(str(linked), tmp_path)
     assert [split.classes for split in dataset.splits.values()] == [6, 2, 2]
     assert all(len(split.values) == 3 * split.classes for split in dataset.splits.values())
+
+
+def test_links_that_lead_back_are_not_followed(tmp_path):
+    folder, elsewhere = tmp_path / "birds", unpack(tmp_path / "elsewhere", {"a.png": png(np.zeros((9, 9), np.uint8))})
+    unpack(folder, {"class 0/0.png": png(np.zeros((9, 9), np.uint8))})
+    (folder / "class 1").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(folder)
+    (elsewhere / "up").symlink_to(tmp_path)
+    found = sorted(str(path.relative_to(folder)) for path in files_under(folder))
+    assert found == ["class 0/0.png", "class 1/a.png"]
 
 
 def test_two_classes_that_are_one_folder_by_a_link_are_refused(tmp_path):

@@ -390,7 +390,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def save(self, path: Path | str) -> None:
         """Write everything into one file, names included."""
         check_is_fitted(self, "memory_")
-        files.write(path, self._sight, self.memory_, self._stream, self._refined if len(self.memory_) >= FEW else None)
+        refined = self._refined.last if len(self.memory_) >= FEW else None  # of fewer it would be worked out the same
+        files.write(path, self._sight, self.memory_, self._stream, refined)
 
     @classmethod
     def load(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fastweights.classifier import streams
 from fastweights.classifier.adapter import Adapter, adapter_of
-from fastweights.classifier.calibration import Calibration, Refined, RefinedOn
+from fastweights.classifier.calibration import Calibration, RefinedOn
 from fastweights.classifier.encoders import UNASKED, Encoder
 from fastweights.classifier.errors import InputError
 from fastweights.classifier.inputs import PREPARATIONS, Preparation
@@ -58,7 +58,7 @@ class Stored:
     adapter: Adapter | None = None
     stream: Stream = field(default_factory=Stream)
     refined: RefinedOn | None = None
-    """The confidence it answered with, where that was worth keeping."""
+    """The confidence it answered with, where the examples alone do not say it."""
 
     @property
     def sight(self) -> Sight:
@@ -70,7 +70,7 @@ def write(
     seen_by: Sight | Model | None,
     memory: Memory,
     stream: Stream | None = None,
-    refined: Refined | None = None,
+    refined: RefinedOn | None = None,
 ) -> None:
     """Write a classifier. The file appears whole or not at all."""
     sight = seen_by if isinstance(seen_by, Sight) else Sight(seen_by)
@@ -91,8 +91,8 @@ def write(
         tensors |= sight.adapter.tensors()
     if streamed:
         header["stream"] = streamed
-    if refined is not None and refined.last is not None:
-        header["refined"] = refined.last.to_json()
+    if refined is not None:
+        header["refined"] = refined.to_json()
     tensors |= {f"model.{name}": tensor for name, tensor in weights.items()}
     path = Path(path)
     try:

@@ -266,8 +266,9 @@ def eight_bit(image: Image.Image, name: str) -> Image.Image:
     if image.mode.startswith("I"):
         white = next((depth for depth in (255.0, 65535.0) if brightest <= depth), brightest)
     scaled = Image.fromarray((values.clip(0, None) / white * 255).round().astype(np.uint8))
-    if isinstance(image.info.get("transparency"), int):  # one shade of a PNG of 16 bits is no ink
-        scaled.putalpha(Image.fromarray(np.where(values == image.info["transparency"], 0, 255).astype(np.uint8)))
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):  # the one shade of a PNG of 16 bits that is transparent
+        scaled.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
     return scaled
 
 

@@ -118,10 +118,11 @@ def files_under(path: Path) -> Iterator[Path]:
     seen = {path.resolve(): path}
     for folder, folders, files in os.walk(path, onerror=_cannot_read, followlinks=True):
         here = Path(folder)
+        above = [one.resolve() for one in (here, *here.parents)]
         folders[:] = sorted(name for name in folders if not _is_junk(name))
         for name in tuple(folders):
             real = (here / name).resolve()
-            if here.resolve().is_relative_to(real):
+            if any(one.is_relative_to(real) for one in above):
                 folders.remove(name)
             elif real in seen:
                 raise UserError(f"{seen[real]} and {here / name} are one folder, by a link; remove one of them.")

@@ -127,8 +127,7 @@ def reached(results: Results) -> str:
     waiting = sum(results.of(experiment, learner) is None for experiment, learner, _ in cells("-gradient1"))
     done = sum(margin >= 0 for margin, *_ in margins)
     text = f"**By `best`, {done} of {len(cells(*MUST))} published numbers are reached**"
-    cells_are = "cell is" if waiting == 1 else "cells are"
-    text += f"; {waiting} first-order gradient {cells_are} not yet run." if waiting else "."
+    text += f"; first-order gradient cells not yet run: {waiting}." if waiting else "."
     text += _missed([(-margin, experiment, model) for margin, experiment, model in margins if margin < 0])
     if done:
         margin, experiment, model = min(one for one in margins if one[0] >= 0)
