@@ -42,6 +42,22 @@ def strokes_accuracy(learner: LearnerSettings, dataset: Dataset, **changes: Any)
     return Training(learner, TrainSettings(**{**usual, **tests, **changes}), dataset).run().test.accuracy
 
 
+def words_accuracy(learner: Learner, enough: float, steps: int = 250) -> float:
+    """How much of 5-way 1-shot tasks never seen a learner answers rightly, trained until that is enough."""
+    optimiser, unseen, accuracy = torch.optim.Adam(learner.parameters(), lr=0.01), word_episode(100, 5, 1, 2), 0.0
+    for step in range(1, steps + 1):
+        loss, _ = learner.train().training_loss(word_episode(16, 5, 1, 2))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if step % 25 == 0:
+            with torch.no_grad():
+                accuracy = (learner.eval()(unseen).argmax(-1) == unseen.query_y).float().mean().item()
+            if accuracy >= enough:
+                break
+    return accuracy
+
+
 def assert_answered_alone(learner: Learner) -> None:
     """Neither other queries nor other tasks change an answer."""
     episode = noise_episode()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastweights.learners.matching import ContextMatching
-from fastweights.learners.registry import preset
+from fastweights.learners.registry import build_learner, preset
 from fastweights.nn.encoders import CNN
 from fastweights.tasks.episodes import Episode
 from fastweights.training.loop import Training
@@ -131,3 +131,10 @@ def test_it_learns_strokes(loaded_strokes: Loaded) -> None:
     )  # fmt: skip
     training = Training(preset("matching-cnn-fce", filters=16, **about), settings, loaded_strokes.dataset)
     assert training.run().test.accuracy > 0.6
+
+
+def test_it_learns_missing_words() -> None:
+    """At least 60 % of five ways, one shot (chance: 20 %), new words in every task, within 250 steps."""
+    about = {"dataset": "words", "item_shape": (8,), "vocabulary": tiny.VOCABULARY, "way": 5, "shot": 1}
+    learner = build_learner(preset("matching-lstm-fce", embedding=16, units=24, **about))
+    assert tiny.words_accuracy(learner, 0.6) >= 0.6

@@ -86,6 +86,7 @@ PARAMETERS = {
     "maml-cnn": (149_972, 39_493),
     "maml-first-order-cnn": (149_972, 39_493),
     "matching-cnn-fce": (264_897, 2_367_393),
+    "matching-lstm-fce": (4_848_001, 6_972_001),
     "meta-lstm-cnn": (118_946, 36_659),
     "snail-cnn": (6_487_108, 3_357_758),
     "snail-resnet": (12_214_660, 8_294_206),

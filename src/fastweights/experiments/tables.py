@@ -104,6 +104,7 @@ TABLES: dict[str, Table] = {
             Row("MANN above a CNN, ours", "mann-cnn"),
             Row("adaCNN (gradient), ours", "adacnn-gradient"),
             Row("Hebbian Softmax, ours", "hebbian-softmax-cnn"),
+            Row("Ridge-regression head, ours", "ridge-cnn"),
         ),
     ),
     "mini-imagenet": Table(
@@ -133,6 +134,7 @@ TABLES: dict[str, Table] = {
             Row("adaCNN (gradient), ours", "adacnn-gradient"),
             Row("adaResNet (gradient), ours", "adaresnet-gradient"),
             Row("Hebbian Softmax, ours", "hebbian-softmax-cnn"),
+            Row("Ridge-regression head, ours", "ridge-cnn"),
         ),
     ),
     "ptb": Table(
@@ -149,6 +151,7 @@ TABLES: dict[str, Table] = {
             Row("LSTM + fwMLP (Hebb)", "lstm-fwmlp-hebb", ("43.75", "44.5", "47.65", "48.8", "51.6", "52.8")),
             Row("LSTM + fwMLP (gradient, second-order), ours", "lstm-fwmlp-gradient"),
             Row("LSTM + fwMLP (normalised), ours", "lstm-fwmlp-normalised"),
+            Row("Matching Nets (full context), ours", "matching-lstm-fce"),
             Row("Hebbian Softmax, ours", "hebbian-softmax-lstm"),
         ),
     ),

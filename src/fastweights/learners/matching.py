@@ -45,7 +45,10 @@ PRESETS = {
 }
 MOST_AT_ONCE = 512
 """Keys up to this wide are read in both directions at the same time: that copies the weights of both."""
-CONTEXT_PRESETS = {"matching-cnn-fce": Preset("Matching Networks with full context embeddings")}
+CONTEXT_PRESETS = {
+    "matching-cnn-fce": Preset("Matching Networks with full context embeddings"),
+    "matching-lstm-fce": Preset("Matching Networks with full context embeddings", encoder="lstm"),
+}
 
 
 @register("matching", PRESETS)

@@ -16,11 +16,11 @@ from fastweights.experiments.tables import (
     ABLATION,
     ABLATION_CELL,
     BY_AUTHORS,
-    MUST,
     ORACLE,
     STRETCH,
     TABLES,
     Row,
+    Table,
     mean_of,
     parse_experiment,
 )
@@ -73,13 +73,16 @@ def _overview_rows(results: Results, name: str) -> Iterator[tuple[str, ...]]:
     for row in one.rows:
         ours = [_ours(results, experiment, row.learner) for experiment in one.experiments]
         if row.published or any(ours):
-            numbers = [one.published(row, experiment) or _by_authors(experiment, row) for experiment in one.experiments]
+            numbers = [_published(one, row, experiment)[0] for experiment in one.experiments]
             yield row.model, *("\n".join([number, *texts]) for number, texts in zip(numbers, ours, strict=True))
 
 
-def _by_authors(experiment: str, row: Row) -> str:
-    number = BY_AUTHORS.get((experiment, row.learner))
-    return f"{number} (its authors)" if number else NONE
+def _published(one: Table, row: Row, experiment: str) -> tuple[str, float | None]:
+    """The number to hold a cell against, as text and as a number: the paper's, else that of the system's authors."""
+    by_paper, by_authors = one.published(row, experiment), BY_AUTHORS.get((experiment, row.learner), "")
+    number = by_paper or by_authors
+    text = by_paper or (f"{by_authors} (its authors)" if by_authors else NONE)
+    return text, mean_of(number) if number else None
 
 
 def _ours(results: Results, experiment: str, learner: str) -> list[str]:
@@ -111,14 +114,14 @@ def _planned() -> set[tuple[str, str]]:
 def _measured_rows(results: Results, name: str) -> Iterator[tuple[str, ...]]:
     one = TABLES[name]
     for row, experiment in product(one.rows, one.experiments):
-        number, parts = one.published(row, experiment), parse_experiment(experiment)
+        (number, target), parts = _published(one, row, experiment), parse_experiment(experiment)
         for protocol, recipe in product(parts.protocols, ("best", "paper", "paper-long", "own")):
             measured = results.of(experiment, row.learner, recipe, protocol=protocol)
             if measured:
                 title = parts.title + (", pooled" if protocol == "pooled" else "")
-                verdict = _verdict(measured.accuracy, mean_of(number)) if row.learner.endswith(MUST) else ""
+                verdict = "" if target is None else _verdict(measured.accuracy, target)
                 ours, centroid = _with_command(measured), f"{measured.centroid:.2f}"
-                yield row.model, title, recipe, number or NONE, ours, verdict, centroid
+                yield row.model, title, recipe, number, ours, verdict, centroid
 
 
 def _verdict(accuracy: float, target: float) -> str:
