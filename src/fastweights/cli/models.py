@@ -27,12 +27,11 @@ from fastweights.utils.console import console, say
 def models() -> None:
     """List the models, with their number of parameters on the paper's benchmark for them."""
     load_installed()
-    table = Table(Column("model", no_wrap=True), "encoder", "rule", "parameters", "what")
+    table = Table(Column("model", no_wrap=True), "encoder", Column("parameters", justify="right"), "what")
     for name, chosen in PRESETS.items():
         shape, vocabulary = ((64,), 10_000) if reads_text(name) else ((84, 84, 3), 0)  # Penn Treebank, mini-ImageNet
         settings = preset(name, dataset="", item_shape=shape, vocabulary=vocabulary, way=5, shot=1)
-        rule = settings.to_json().get("rule", settings.system)
-        table.add_row(name, settings.encoder, rule, f"{count_parameters(settings):,}", chosen.what)
+        table.add_row(name, settings.encoder, f"{count_parameters(settings):,}", chosen.what)
     console.print(table)
     say("Train one with: fastweights train --learner MODEL [--set NAME=VALUE ...]")
 

@@ -87,7 +87,7 @@ class AdaptiveSettings(ShiftSettings):
 INFORMATION = {"df": "direct feedback", "gradient": "error gradients"}
 PRESETS = {
     f"{name.lower()}-{information}": Preset(
-        f"{name}: activations shifted by what {words} of similar examples say",
+        f"{name}: activations shifted by {words}",
         {"information": information, **settings},
         encoder,
     )

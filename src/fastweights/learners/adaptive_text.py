@@ -201,7 +201,7 @@ class KeyNetwork(nn.Module):
 
 ADALSTM_PRESETS = {
     f"adalstm-{information}": Preset(
-        f"adaLSTM: cells shifted by what {words} of similar sentences say",
+        f"adaLSTM: cells shifted by {words}",
         {"information": information},
         "lstm",
         TRAINING,

@@ -73,9 +73,9 @@ FAMILIES = {
 """The paper's three models: encoder, name and settings."""
 BY_RULE = {
     "hebb": "the paper's {} (Hebb)",
-    "gradient": "{}: error gradients mapped to fast weights, second-order (ours)",
-    "gradient1": "the paper's {}: error gradients mapped to fast weights (section 3.3)",
-    "normalised": "{} with class sums of unit length and a learned scale (ours)",
+    "gradient": "{} by second-order gradients (ours)",
+    "gradient1": "the paper's {} (first-order gradients)",
+    "normalised": "{} with class sums of unit norm (ours)",
 }
 PRESETS = {
     f"{family}-{rule}": Preset(what.format(name), {"rule": rule, **settings}, encoder)
@@ -83,9 +83,9 @@ PRESETS = {
     for rule, what in BY_RULE.items()
 }
 PRESETS["fwcnn-hebb"] = Preset(PRESETS["fwcnn-hebb"].what, {"rule": "hebb", "label_noise": 0.01})
-PRESETS["fwcnn-optimal"] = Preset("fwCNN with ridge regression for its memory (ours)", {"rule": "optimal"})
+PRESETS["fwcnn-optimal"] = Preset("fwCNN by ridge regression (ours)", {"rule": "optimal"})
 PRESETS["ridge-cnn"] = Preset(
-    "Ridge-regression head above a CNN, as R2D2 (Bertinetto et al., 2019)",
+    "Ridge-regression head above a CNN, as R2-D2 (Bertinetto et al., 2019)",
     {"rule": "optimal", "placement": "softmax-fast-only", "layers": 4, "filters": 64},
 )
 
