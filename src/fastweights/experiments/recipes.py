@@ -149,14 +149,14 @@ OWN: dict[str, Changes] = {
     "mini-imagenet-*/prototypical-*": Changes({}, {"uniform_start": True}),  # as PyTorch of 2017, which they used
     "mini-imagenet-*-1shot/prototypical-*": Changes({"train_way": 30, "train_queries": 15}),
     "mini-imagenet-*-5shot/prototypical-*": Changes({"train_way": 20, "train_queries": 15}),
-    # Bertinetto et al. (2019), by their code: shots are drawn, and queries fill an episode up to so many images; ours
-    # are of a number that does not vary. Their length is a limit, too; ours is that of prototypical networks.
+    # Bertinetto et al. (2019), by their code. There one to nine shots are drawn and queries fill the episode, 5 of each
+    # class on average on Omniglot and 10 on mini-ImageNet: always as many here. It has 120,000 episodes at most.
     "*/ridge-cnn": Changes({
         "learning_rate": 5e-3, "schedule": "halving", "halve_every": 2_000, "tasks_per_step": 1,
         "steps": 30_000}, {"slope": 0.1}),
-    "omniglot-*/ridge-cnn": Changes({"train_way": 60, "train_shot": 5, "vary_shot": True, "train_queries": 5}),
+    "omniglot-*/ridge-cnn": Changes({"train_way": 60, "train_shot": 9, "vary_shot": True, "train_queries": 5}),
     "mini-imagenet-*/ridge-cnn": Changes({
-        "train_way": 16, "train_shot": 10, "vary_shot": True, "train_queries": 10}, {"dropout": 0.1}),
+        "train_way": 16, "train_shot": 9, "vary_shot": True, "train_queries": 10}, {"dropout": 0.1}),
     # Finn et al. (2017), appendix A.1; on Omniglot as many queries as examples, by their code.
     "*/maml-*": Changes({"learning_rate": 1e-3, "steps": 60_000, "tasks_per_step": 4}, {"layers": 4, "slope": 0.0}),
     "omniglot-5way-*/maml-*": Changes({"tasks_per_step": 32}, {"inner_steps": 1, "inner_rate": 0.4, "test_steps": 3}),
