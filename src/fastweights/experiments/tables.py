@@ -215,3 +215,8 @@ def published(experiment: str, learner: str) -> str:
     """The paper's number for one of our learners; empty where it has none."""
     table = TABLES[parse_experiment(experiment).dataset]
     return next((table.published(row, experiment) for row in table.rows if row.learner == learner), "")
+
+
+def held_against(experiment: str, learner: str) -> str:
+    """The number to hold one of our learners against: the paper's, else that of the system's own authors."""
+    return published(experiment, learner) or BY_AUTHORS.get((experiment, learner), "")

@@ -85,6 +85,14 @@ def test_other_systems_are_held_against_their_published_numbers(tmp_path):
     assert "The largest gap is 3.60 points (Matching Nets, mini-imagenet 5-way 1-shot)." in text
 
 
+def test_a_published_number_is_reached_within_one_point_on_omniglot_and_two_elsewhere(tmp_path):
+    """95 % is 1.12 points below 96.12, 40 % is 1.25 below 41.25."""
+    letters = made_up(experiment="omniglot-20way-1shot", learner="adacnn-df", recipe="own", right=(5, 5, 5, 4))
+    about = {"experiment": "ptb-5way-1shot-random", "protocol": "standard", "learner": "adalstm-df", "recipe": "own"}
+    text = "".join(findings(of(tmp_path, letters, made_up(**about, right=(2, 2, 2, 2)))))
+    assert "within 1 point on omniglot and 2 elsewhere: 0 of 1 on omniglot, 1 of 1 on ptb." in text
+
+
 def test_baselines_by_their_own_recipe_stand_beside_those_by_the_best(tmp_path):
     text = summary_page(of(tmp_path, made_up(learner="matching-cnn"), made_up(learner="matching-cnn", recipe="own")))
     assert "| 43.6 → **70.00**, *70.00* |" in text

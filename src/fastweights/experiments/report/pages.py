@@ -21,6 +21,7 @@ from fastweights.experiments.tables import (
     TABLES,
     Row,
     Table,
+    held_against,
     mean_of,
     parse_experiment,
 )
@@ -56,7 +57,7 @@ def dataset_page(results: Results, name: str) -> str:
         table(("model", *titles), _overview_rows(results, name)),
         _not_yet_run(results, name),
         "## Every number and its command",
-        table(("model", "tasks", "recipe", "paper", "ours", "", "nearest mean"), _measured_rows(results, name)),
+        table(("model", "tasks", "recipe", "published", "ours", "", "nearest mean"), _measured_rows(results, name)),
         "## Stretch targets",
         "Beyond the paper, by any fast-weight learner:",
         table(("models", "tasks", "target", "best of ours", "by", ""), _stretch_rows(results, name)),
@@ -73,16 +74,13 @@ def _overview_rows(results: Results, name: str) -> Iterator[tuple[str, ...]]:
     for row in one.rows:
         ours = [_ours(results, experiment, row.learner) for experiment in one.experiments]
         if row.published or any(ours):
-            numbers = [_published(one, row, experiment)[0] for experiment in one.experiments]
+            numbers = [_published(one, row, experiment) for experiment in one.experiments]
             yield row.model, *("\n".join([number, *texts]) for number, texts in zip(numbers, ours, strict=True))
 
 
-def _published(one: Table, row: Row, experiment: str) -> tuple[str, float | None]:
-    """The number to hold a cell against, as text and as a number: the paper's, else that of the system's authors."""
-    by_paper, by_authors = one.published(row, experiment), BY_AUTHORS.get((experiment, row.learner), "")
-    number = by_paper or by_authors
-    text = by_paper or (f"{by_authors} (its authors)" if by_authors else NONE)
-    return text, mean_of(number) if number else None
+def _published(one: Table, row: Row, experiment: str) -> str:
+    by_authors = BY_AUTHORS.get((experiment, row.learner))
+    return one.published(row, experiment) or (f"{by_authors} (its authors)" if by_authors else NONE)
 
 
 def _ours(results: Results, experiment: str, learner: str) -> list[str]:
@@ -114,14 +112,14 @@ def _planned() -> set[tuple[str, str]]:
 def _measured_rows(results: Results, name: str) -> Iterator[tuple[str, ...]]:
     one = TABLES[name]
     for row, experiment in product(one.rows, one.experiments):
-        (number, target), parts = _published(one, row, experiment), parse_experiment(experiment)
+        number, parts = held_against(experiment, row.learner), parse_experiment(experiment)
         for protocol, recipe in product(parts.protocols, ("best", "paper", "paper-long", "own")):
             measured = results.of(experiment, row.learner, recipe, protocol=protocol)
             if measured:
                 title = parts.title + (", pooled" if protocol == "pooled" else "")
-                verdict = "" if target is None else _verdict(measured.accuracy, target)
-                ours, centroid = _with_command(measured), f"{measured.centroid:.2f}"
-                yield row.model, title, recipe, number, ours, verdict, centroid
+                verdict = _verdict(measured.accuracy, mean_of(number)) if number else ""
+                about = row.model, title, recipe, _published(one, row, experiment)
+                yield *about, _with_command(measured), verdict, f"{measured.centroid:.2f}"
 
 
 def _verdict(accuracy: float, target: float) -> str:

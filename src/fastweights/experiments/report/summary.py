@@ -8,11 +8,11 @@ from fastweights.experiments.report.markdown import paragraphs, table
 from fastweights.experiments.report.measurements import timing_section
 from fastweights.experiments.report.results import NONE, NOT_YET, Difference, Measured, Results, cells, title_of
 from fastweights.experiments.tables import (
-    BY_AUTHORS,
     FAMILIES,
     MUST,
     ORACLE,
     TABLES,
+    held_against,
     mean_of,
     parse_experiment,
     published,
@@ -97,7 +97,7 @@ def _baseline_table(results: Results) -> str:
         found = [(mark, results.of(experiment, learner, recipe)) for mark, recipe in (("**", "best"), ("*", "own"))]
         ours = [f"{mark}{measured.accuracy:.2f}{mark}" for mark, measured in found if measured]
         transductive = any(line.transductive for _, measured in found if measured for line in measured.lines)
-        number = published(experiment, learner) or BY_AUTHORS.get((experiment, learner), "")
+        number = held_against(experiment, learner)
         quoted = f"{mean_of(number):g}" if number else NONE
         return f"{quoted} → {', '.join(ours)}{' (transductive)' * transductive}" if ours else quoted
 
@@ -182,7 +182,7 @@ def _by_own(results: Results) -> str:
             (mean_of(number) - measured.accuracy, experiment, row.model.removesuffix(", ours"))
             for row, experiment in product(one.rows, one.experiments)
             if not row.learner.startswith(FAMILIES)
-            and (number := published(experiment, row.learner) or BY_AUTHORS.get((experiment, row.learner)))
+            and (number := held_against(experiment, row.learner))
             and (measured := results.of(experiment, row.learner, "own"))
         ]
         near = sum(gap <= NEAR[name] for gap, *_ in found)
