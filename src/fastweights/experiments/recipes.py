@@ -112,12 +112,13 @@ BEST: dict[str, Changes] = {
     # The keys of the encoder go right into the open memory: nothing starts from scratch.
     "mini-imagenet-*/fwresnet-open": Changes({
         "learning_rate": 3e-4, "encoder_lr_scale": 1.0, "key_norm": 3.0, "freeze_encoder_steps": 0}, {"layer": "none"}),
-    "mini-imagenet-5way-5shot/fwresnet-gradient*": Changes({
-        "learning_rate": 1e-3, "encoder_lr_scale": 0.1, "steps": 800}),
+    **dict.fromkeys(("mini-imagenet-5way-5shot/fwresnet-gradient*", "mini-imagenet-5way-1shot/fwresnet-gradient1"),
+        Changes({"learning_rate": 1e-3, "encoder_lr_scale": 0.1, "steps": 800})),
     # Where nothing keeps the slow weights from guessing labels, errors that are constants teach them nothing.
     **dict.fromkeys((
         "omniglot-5way-*/fwcnn-gradient1", "omniglot-20way-5shot/fwcnn-gradient1",
-        "mini-imagenet-5way-5shot/fwcnn-gradient1"), Changes({"guess_penalty": 1.0})),
+        "mini-imagenet-5way-5shot/fwcnn-gradient1", "mini-imagenet-*/fwresnet-gradient1"),
+        Changes({"guess_penalty": 1.0})),
     "ptb-*": Changes({
         "learning_rate": 1e-3, "tasks_per_step": 256, "steps": 1_500, "validate_every": 38_400,
         "validation_tasks": 2_000, "pretrain_steps": 5_000, "pretrain_batch": 2_048, "pretrain_learning_rate": 2e-3,
