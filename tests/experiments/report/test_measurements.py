@@ -10,6 +10,7 @@ import pytest
 from fastweights import bench_parts
 from fastweights.experiments.report import measurements, write
 from fastweights.experiments.report.results import read_results
+from fastweights.experiments.report.summary import findings
 from fastweights.utils.errors import UserError
 
 from ..conftest import made_up, write_ledger
@@ -130,6 +131,21 @@ def test_label_orders_have_a_row_for_each_cell_and_recipe(results):
     row = "| paper, standard split | 40.00 ± 0.40 | 43.00 ± 0.20 | +3.00 ± 0.10 (1 seed) | 35.0-45.0 |"
     assert f"{row} 42.0-44.0 |" in page
     assert "Label order" not in write.beside(results(*lines))["omniglot.md"]
+
+
+def test_the_summary_tells_the_least_and_the_largest_gain_of_models_in_the_ledger(results):
+    five = {"cell": "mini-imagenet-5way-5shot/fwcnn-hebb", "job": "label orders: mini-imagenet 5-way 5-shot"}
+    texts = {"cell": "ptb-5way-1shot-random/lstm-fwmlp-hebb", "job": "label orders: ptb 5-way 1-shot"}
+    lines = [
+        orders(0, 50, 51),
+        orders(1, 52, 55),
+        orders(0, 60, 64, recipe="paper", **five),
+        orders(0, 40, 40, **texts),
+    ]
+    found = findings(results(*lines, orders(0, 10, 90, cell="", recipe="")))
+    least, most = "+0.00 ± 0.10 (`ptb-5way-1shot-random/lstm-fwmlp-hebb`)", f"+4.00 ± 0.10 (`{five['cell']}`)"
+    assert found[-1] == f"- **Averaging over label orders,** models by `best`, `paper`: from {least} to {most} points."
+    assert not [one for one in findings(results()) if "label orders" in one]
 
 
 def test_a_damaged_record_is_named(tmp_path, results):

@@ -136,32 +136,45 @@ best label slot, the mean over seeds."""
 
 def label_orders(results: Results, dataset: str) -> list[str]:
     """The section of a dataset's page on averaging over label orders; nothing where it was not measured."""
-    job = f"label orders: {dataset} "
-    latest = {_run_of(line): line for line in results.measurements if str(line.get("job", "")).startswith(job)}
-    if not latest:
-        return []
-    rows = [_orders_row(list(lines)) for _, lines in groupby(sorted(latest.items()), lambda one: one[0][:-1])]
+    rows = [_orders_row(lines) for lines in label_order_cells(results, dataset)]
     header = ("cell", "recipe", "as it is", "averaged", "gain", "slots", "slots, averaged")
-    return ["## Label order", ORDERS_TEXT, table(header, rows)]
+    return ["## Label order", ORDERS_TEXT, table(header, rows)] if rows else []
+
+
+def label_order_cells(results: Results, dataset: str = "") -> list[list[Line]]:
+    """The latest line of each seed, of one dataset or of all, together by cell and recipe."""
+    job = f"label orders: {dataset}".rstrip() + " "
+    latest = {_run_of(line): line for line in results.measurements if str(line.get("job", "")).startswith(job)}
+    cells = groupby(sorted(latest), lambda run: run[:-1])
+    return [[latest[run] for run in runs] for _, runs in cells]
 
 
 def _run_of(line: Line) -> tuple[str, str, str, int]:
     return line["cell"] or line["learner"], line["recipe"], line["variant"], line["seed"]
 
 
-def _orders_row(runs: Sequence[tuple[tuple[str, str, str, int], Line]]) -> tuple[str, ...]:
-    """The seeds of one cell by one recipe: means, intervals of one seed's tasks, and the mean range of its slots."""
-    (cell, recipe, variant, _), lines = runs[0][0], [line for _, line in runs]
+def gain_of(lines: Sequence[Line]) -> str:
+    """What averaging over label orders gains, the mean over seeds."""
+    return f"{mean_over(lines, 'gain'):+.2f} ± {mean_over(lines, 'gain_ci95'):.2f}"
 
-    def mean(name: str) -> float:
-        return statistics.fmean(line[name] for line in lines)
+
+def mean_over(lines: Sequence[Line], name: str) -> float:
+    """The mean of one of their numbers."""
+    return statistics.fmean(line[name] for line in lines)
+
+
+def _orders_row(lines: Sequence[Line]) -> tuple[str, ...]:
+    """The seeds of one cell by one recipe: means, intervals of one seed's tasks, and the mean range of its slots."""
+    cell, recipe, variant, _ = _run_of(lines[0])
 
     def slots(name: str) -> str:
         worst, best = (statistics.fmean(of(line[name]) for line in lines) for of in (min, max))
         return f"{worst:.1f}-{best:.1f}"
 
-    numbers = [f"{mean(name):.2f} ± {mean(f'{name}_ci95'):.2f}" for name in ("plain", "averaged")]
+    numbers = [
+        f"{mean_over(lines, name):.2f} ± {mean_over(lines, f'{name}_ci95'):.2f}" for name in ("plain", "averaged")
+    ]
     seeds = f"{len(lines)} {'seed' if len(lines) == 1 else 'seeds'}"
-    gain = f"{mean('gain'):+.2f} ± {mean('gain_ci95'):.2f} ({seeds})"
     called = ", ".join(filter(None, (recipe, variant and f"{variant} split")))
+    gain = f"{gain_of(lines)} ({seeds})"
     return f"`{cell}`", called, *numbers, gain, slots("plain_by_label"), slots("averaged_by_label")

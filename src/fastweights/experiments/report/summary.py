@@ -5,7 +5,7 @@ from itertools import product
 
 from fastweights.experiments.plan import LEAVE_ONE_OUT_STEP, parse_cell
 from fastweights.experiments.report.markdown import paragraphs, table
-from fastweights.experiments.report.measurements import timing_section
+from fastweights.experiments.report.measurements import gain_of, label_order_cells, mean_over, timing_section
 from fastweights.experiments.report.results import NONE, NOT_YET, Difference, Measured, Results, cells, title_of
 from fastweights.experiments.tables import (
     FAMILIES,
@@ -117,6 +117,7 @@ def findings(results: Results) -> list[str]:
         _left_out(results),
         _rules(results),
         _memory(results),
+        _label_orders(results),
         _others_by_best(results),
     )
     return [f"- {one}" for one in every if one]
@@ -234,6 +235,17 @@ def _memory(results: Results) -> str:
     found = [one for measured in hebb if (one := results.compare_with_centroid(measured))]
     text = f"**Memory against the nearest class mean** of the same keys, Hebb's rule, likewise: {_wins(found)}."
     return text if found else ""
+
+
+def _label_orders(results: Results) -> str:
+    """What it gains to average the answers of models in the ledger over cyclic orders of the labels."""
+    known = [lines for lines in label_order_cells(results) if lines[0]["cell"]]
+    found = sorted(known, key=lambda lines: mean_over(lines, "gain"))
+    if not found:
+        return ""
+    least, most = (f"{gain_of(lines)} (`{lines[0]['cell']}`)" for lines in (found[0], found[-1]))
+    recipes = ", ".join(f"`{recipe}`" for recipe in sorted({lines[0]["recipe"] for lines in found}))
+    return f"**Averaging over label orders,** models by {recipes}: from {least} to {most} points."
 
 
 def _others_by_best(results: Results) -> str:
