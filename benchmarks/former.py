@@ -4,7 +4,8 @@
     python benchmarks/former.py /tmp/former [--threads 2] [--turns 9]
 
 Two processes hold the same work, one with each code, and are asked in turn: what else a machine is busy with then
-slows both, and ratios are taken within a turn. `strokes` is what the demo trains, `resnet` the paper's timing job.
+slows both, and ratios are taken within a turn. `strokes` is what the demo trains, `resnet` the paper's timing job;
+`drawings` and `photographs` are four tasks of Omniglot's and mini-ImageNet's shapes by MAML.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,9 +31,25 @@ from fastweights.training.objectives import MetaObjective
 from fastweights.training.settings import TrainSettings
 from fastweights.training.step import Rate, TrainStep
 
-JOBS = {"strokes": ("strokes", 10), "resnet": ("mini-imagenet", 1)}
-"""The shapes of each job's items, and how often its work is done in a turn."""
 WAY, SHOT = 5, 1
+
+
+class Job(NamedTuple):
+    learner: str
+    items: str
+    """Whose shape they have."""
+    tasks: int = 1
+    queries: int = 15
+    repeats: int = 1
+    """How often the work is done in a turn."""
+
+
+JOBS = {
+    "strokes": Job("fwcnn-hebb", "strokes", repeats=10),
+    "resnet": Job("fwresnet-hebb", "mini-imagenet"),
+    "drawings": Job("maml-cnn", "omniglot", tasks=4, queries=10),
+    "photographs": Job("maml-cnn", "mini-imagenet", tasks=4),
+}
 HERE = Path(__file__).resolve().parents[1]
 Ask = Callable[[], dict[str, float]]
 
@@ -40,9 +57,10 @@ Ask = Callable[[], dict[str, float]]
 def settings_of(job: str) -> tuple[LearnerSettings, TrainSettings]:
     if job == "strokes":
         return demo.settings(1.0)
-    shape, vocabulary = bench.shape_of(JOBS[job][0])
-    of = {"dataset": JOBS[job][0], "item_shape": shape, "vocabulary": vocabulary, "way": WAY, "shot": SHOT}
-    return preset("fwresnet-hebb", **of), TrainSettings(tasks_per_step=1, queries=15)
+    learner, items, tasks, queries, _ = JOBS[job]
+    shape, vocabulary = bench.shape_of(items)
+    of = {"dataset": items, "item_shape": shape, "vocabulary": vocabulary, "way": WAY, "shot": SHOT}
+    return preset(learner, **of), TrainSettings(tasks_per_step=tasks, queries=queries)
 
 
 def images_of(job: str) -> int:
@@ -55,7 +73,7 @@ def work_of(job: str) -> dict[str, Callable[[], Any]]:
     torch.manual_seed(0)
     model, s = settings_of(job)
     learners = {"train": build_learner(model).train(), "inference": build_learner(model).eval()}
-    items = bench.random_items(JOBS[job][0], SHOT + s.queries, torch.device("cpu"))
+    items = bench.random_items(JOBS[job].items, SHOT + s.queries, torch.device("cpu"))
     sampler = EpisodeSampler(items, WAY, SHOT, s.queries)
     objective, parts = MetaObjective(learners["train"], sampler, s), [(1.0, learners["train"].parameters())]
     step = TrainStep(objective, parts, Rate(s.learning_rate), seed="former", device=torch.device("cpu"))
@@ -66,7 +84,7 @@ def work_of(job: str) -> dict[str, Callable[[], Any]]:
 def answer(job: str, threads: int) -> None:
     """Time the work once for each line that is read; ms of one call of each kind are written."""
     torch.set_num_threads(threads)
-    work, count = work_of(job), JOBS[job][1]
+    work, count = work_of(job), JOBS[job].repeats
     for do in work.values():
         do()
     for _ in sys.stdin:
@@ -115,7 +133,7 @@ def measure(former: Path, job: str, threads: int, turns: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     return {
         "job": f"CPU, former and now: {job}",
-        "learner": "fwresnet-hebb" if job == "resnet" else "fwcnn-hebb",
+        "learner": JOBS[job].learner,
         "former": commit_of(former),
         "threads": threads,
         "images": images_of(job),
@@ -136,7 +154,7 @@ def say(line: dict[str, Any]) -> None:
         before, now = (statistics.median(line[f"{which}{work}_ms"]) for which in ("former_", ""))
         faster, rate = line[f"{work}_times_as_fast"], line[f"{work}_images_per_second"]
         job = line["job"].split()[-1]
-        print(f"{job:8} {work:10} {before:9.1f} {now:9.1f} {faster:7.2f} {rate:9.1f}", flush=True)
+        print(f"{job:12} {work:10} {before:9.1f} {now:9.1f} {faster:7.2f} {rate:9.1f}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -156,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         answer(options.answer, options.threads)
         return
     print(f"{options.threads} threads, medians in ms of {options.turns} turns")
-    print("job      work          former       now   times  images/s")
+    print("job          work          former       now   times  images/s")
     for job in options.jobs:
         line = measure(options.former.resolve(), job, options.threads, options.turns)
         say(line)

@@ -14,6 +14,7 @@ from fastweights.learners import build_learner
 from fastweights.learners.maml import MAML, adapt_by_task
 from fastweights.learners.prototypical import Prototypical
 from fastweights.learners.registry import LearnerSettings
+from fastweights.nn import each_task
 from fastweights.nn.encoders import CNN
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.errors import UserError
@@ -104,7 +105,11 @@ def test_batch_statistics_are_batch_norm_in_training() -> None:
 
 @pytest.mark.parametrize("first_order", [False, True])
 @pytest.mark.parametrize("batch_norm", [0, 2])
-def test_all_tasks_at_once_are_one_task_at_a_time(first_order: bool, batch_norm: int) -> None:
+@pytest.mark.parametrize("many", [1, each_task.MANY])
+def test_all_tasks_are_one_task_at_a_time(
+    first_order: bool, batch_norm: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(each_task, "MANY", many)
     torch.set_default_dtype(torch.float64)
     try:
         learner, episode = narrow(batch_norm, first_order), tiny.noise_episode()

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fastweights.learners.meta_lstm import LearnedOptimiser, MetaLSTM
 from fastweights.learners.registry import LearnerSettings, preset
+from fastweights.nn import each_task
 from fastweights.nn.encoders import CNN
 from fastweights.tasks.episodes import Episode
 from fastweights.training.loop import Training
@@ -77,7 +78,11 @@ def narrow(batch_norm: int = 0, layers: int = 1, slots: int = 3, **options: int)
 
 
 @pytest.mark.parametrize("batch_norm", [0, 1])
-def test_logits_and_meta_gradients_are_those_of_the_equations(batch_norm: int) -> None:
+@pytest.mark.parametrize("many", [1, each_task.MANY])
+def test_logits_and_meta_gradients_are_those_of_the_equations(
+    batch_norm: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(each_task, "MANY", many)
     torch.set_default_dtype(torch.float64)
     try:
         encoder = CNN((4, 4, 1), filters=2, layers=1, batch_norm=batch_norm)

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn import functional as F
 
 from fastweights.learners.checks import (
@@ -20,6 +19,7 @@ from fastweights.learners.checks import (
     count_classes,
     fits,
 )
+from fastweights.nn.each_task import each_task
 from fastweights.nn.init import Shapes
 from fastweights.tasks.episodes import Episode
 from fastweights.utils.arguments import shown
@@ -148,7 +148,7 @@ class Learner(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         """Items (T, n, *item) as keys (T, n, D), in float32 or better whatever the encoder computed in."""
         if self.transductive:  # task by task: batch norm by the batch must not see other tasks
-            return at_least_float32(vmap(self.encoder, randomness="different")(x))
+            return at_least_float32(each_task(self.encoder, x))
         items, at_once = x.flatten(0, 1), items_at_once(x.device)
         together = self.encoder.training  # batch norm sees all of them
         if together or torch.compiler.is_exporting() or len(items) <= at_once:

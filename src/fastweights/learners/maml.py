@@ -1,7 +1,7 @@
 """MAML (Finn et al., 2017): an initialisation from which a few gradient steps on the description learn the task.
 
 The state is a network per task: encoder and linear head after `inner_steps` steps of gradient descent on the support
-set's cross-entropy, all tasks at once (`torch.func.vmap`). `first_order` treats the inner gradients as constants.
+set's cross-entropy, for each task (`nn.each_task`). `first_order` treats the inner gradients as constants.
 Its authors take more steps at test than in training (`test_steps`).
 
 By the recipe `own` it has their settings: four ReLU layers, 32 filters for mini-ImageNet and 64 for Omniglot. Ours
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import functional_call, vjp
 from torch.nn import functional as F
 
 from fastweights.kernels import per_task
@@ -28,6 +28,7 @@ from fastweights.learners.checks import State, check_labels, check_way, count_cl
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import bound_logits, draw_slots
 from fastweights.nn.batch_statistics import normalise_by_batch
+from fastweights.nn.each_task import each_task
 from fastweights.nn.init import Shapes, he_init
 from fastweights.utils.errors import UserError
 from fastweights.utils.precision import at_least_float32, check_precise, full_precision
@@ -117,13 +118,21 @@ class AdaptedNetwork(Learner):
         assert isinstance(output, Tensor)
         return output
 
+    def call_each(self, parameters: Parameters, x: Tensor) -> Tensor:
+        """The same for each task: parameters with tasks as their first dimension, and items (T, n, *item)."""
+
+        def call(x: Tensor, *tensors: Tensor) -> Tensor:
+            return self.call(dict(zip(parameters, tensors, strict=True)), x)
+
+        return each_task(call, x, *parameters.values())
+
     def goals(self, y: Tensor, slots: Tensor) -> Tensor:
         """Labels (T, n), bound to output units (T, N), as ones among zeros (T, n, N): by unit if all are bound, so that
         no step need bring them into the order of the labels."""
         y = slots.gather(1, y) if slots.shape[1] == self.slots else y
         return (y.unsqueeze(2) == torch.arange(slots.shape[1], device=y.device)).view(torch.uint8)
 
-    def gradient(self, weights: Tensor, x: Tensor, goal: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(self, x: Tensor, weights: Tensor, goal: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Of the mean cross-entropy of items (n, *item) with goals (n, N) at the weights (P) of a network, and the
         logarithms of its probabilities (n, N).
 
@@ -160,23 +169,22 @@ class MAML(AdaptedNetwork):
 
     def adapted(self, x: Tensor, y: Tensor, slots: Tensor) -> dict[str, Tensor]:
         start = self.start.expand(len(x), -1)  # here, so that gradients at all tasks' weights are added up once
-        return self.by_name(vmap(self.adapt, randomness="different")(start, x, self.goals(y, slots), slots))
+        return self.by_name(each_task(self.adapt, x, start, self.goals(y, slots), slots))
 
     def predict(self, state: State, query_x: Tensor) -> Tensor:
         self.check_items(query_x)
         self.check_state(state, query_x)
         parameters = {name: tensor for name, tensor in state.items() if name != "slots"}
-        logits = vmap(self.call, randomness="different")(parameters, query_x)
-        return bound_logits(logits, state["slots"])
+        return bound_logits(self.call_each(parameters, query_x), state["slots"])
 
     @property
     def state_shapes(self) -> Shapes:
         return {"slots": (None,), **{name: tuple(p.shape) for name, p in self.network.named_parameters()}}
 
-    def adapt(self, weights: Tensor, x: Tensor, goal: Tensor, slots: Tensor) -> Tensor:
+    def adapt(self, x: Tensor, weights: Tensor, goal: Tensor, slots: Tensor) -> Tensor:
         """The weights (P) that suit one task: items (n, *item) with goals (n, N), bound to output units (N)."""
         for _ in range(self.inner_steps if self.training else self.test_steps or self.inner_steps):
-            step, _ = self.gradient(weights, x, goal, slots)
+            step, _ = self.gradient(x, weights, goal, slots)
             weights = weights.add(step.detach() if self.first_order else step, alpha=-self.inner_rate)
         return weights
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn import functional as F
 
 from fastweights.kernels.available import has_triton
@@ -33,6 +32,7 @@ from fastweights.learners.maml import AdaptedNetwork
 from fastweights.learners.registry import Preset, register
 from fastweights.learners.slots import bound_logits
 from fastweights.nn.coordinates import log_and_sign
+from fastweights.nn.each_task import each_task
 from fastweights.nn.encoders import images_to_float
 from fastweights.nn.init import Shapes
 from fastweights.utils.precision import full_precision
@@ -82,8 +82,7 @@ class MetaLSTM(AdaptedNetwork):
         self.check_items(query_x)
         self.check_state(state, query_x)
         parameters = self.by_name(state["weights"], channels_last=False)
-        logits = vmap(self.call, randomness="different")(parameters, query_x)
-        return bound_logits(logits, state["slots"])
+        return bound_logits(self.call_each(parameters, query_x), state["slots"])
 
     @property
     def state_shapes(self) -> Shapes:
@@ -94,11 +93,11 @@ class MetaLSTM(AdaptedNetwork):
         weights, goals = self.start.expand(len(x), -1), self.goals(y, slots)
         if x.dtype == torch.uint8:  # images, of which every step would make numbers again
             x = images_to_float(x.flatten(0, 1)).permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
-        by_task, shares = vmap(self.gradient, randomness="different"), goals.to(weights.dtype) / -x.shape[1]
+        shares = goals.to(weights.dtype) / -x.shape[1]
 
         @torch.no_grad()
         def seen(weights: Tensor) -> tuple[Tensor, Tensor]:
-            gradients, logarithms = by_task(weights.detach(), x, goals, slots)
+            gradients, logarithms = each_task(self.gradient, x, weights.detach(), goals, slots)
             return gradients, (logarithms * shares).sum((1, 2))
 
         return self.optimiser.run(weights, seen, self.inner_steps)
